@@ -35,7 +35,7 @@ BACKENDS: Registry[type[Backend]] = Registry(
     },
 )
 NEED_A_MODEL = frozenset({"openai", "anthropic", "gemini", "vertexai", "litellm", "crusoe"})
-"""Backends that are made for one model: they cannot be had by their name alone."""
+"""Backends that need a model's name, so that their own name is not enough."""
 
 
 @runtime_checkable
@@ -65,9 +65,9 @@ def by_name(name: str) -> Backend:
             'the backend "endpoint" needs a server\'s address: pass its URL, or RuntimeEndpoint(url)'
         )
     if name in NEED_A_MODEL:
-        made = (BACKENDS.target(name) or name).rpartition(":")[2]
+        kind = (BACKENDS.target(name) or name).rpartition(":")[2]
         raise TypeError(
-            f"the backend {name!r} needs a model's name: pass an object made with one, as in {made}(MODEL)"
+            f"the backend {name!r} needs a model's name: pass an object made with one, as in {kind}(MODEL)"
         )
     if name not in BACKENDS:
         raise UnknownName(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}. {_instead_of(name)}")
@@ -119,7 +119,7 @@ def as_backend(value: Any) -> Backend:
         case HasEndpoint():
             return value.endpoint
         case EngineLike():
-            # Found by name, so that whoever never runs an engine never loads its module.
+            # Loaded by name: programs without an engine never load its module.
             return BACKENDS.load("engine")(value)  # type: ignore[call-arg]
         case _:
             names = ", ".join(BACKENDS)

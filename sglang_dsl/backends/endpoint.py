@@ -31,7 +31,7 @@ from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 
 GRACE_S = 15.0
-"""How much longer than a request's own deadline the client waits for the server to say that it is over."""
+"""How much longer than a request's own deadline the client waits for the server's answer."""
 INFO_S = 30.0
 PROBE_S = 10.0
 _UNKNOWN = frozenset({404, 405})
@@ -96,7 +96,7 @@ class RuntimeEndpoint(RuntimeBackend):
         )
         self._model_info: dict[str, Any] | None = None
         if not lazy:
-            _knock(self.base_url)
+            _check_reachable(self.base_url)
 
     def __repr__(self) -> str:
         return f"RuntimeEndpoint({self.base_url!r})"
@@ -234,9 +234,9 @@ class RuntimeEndpoint(RuntimeBackend):
         return None if answer is None else dict(answer)
 
     async def info(self) -> dict[str, Any]:
-        told = await self._get("/server_info")
+        info = await self._get("/server_info")
         # Not every server has a tokenizer of its own.
-        return {"backend": self.name, "url": self.base_url, "tokenizer_path": told.get("model_path"), **told}
+        return {"backend": self.name, "url": self.base_url, "tokenizer_path": info.get("model_path"), **info}
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -265,13 +265,13 @@ class RuntimeEndpoint(RuntimeBackend):
 
     async def _get(self, path: str) -> dict[str, Any]:
         with self.faults():
-            told = await self._transport.get(path, INFO_S)
-        if not isinstance(told, dict):
+            answer = await self._transport.get(path, INFO_S)
+        if not isinstance(answer, dict):
             raise BackendError(
-                f"{self.base_url}{path} is not an answer of the runtime: {str(told)[:200]!r}",
+                f"{self.base_url}{path} is not an answer of the runtime: {str(answer)[:200]!r}",
                 backend=self.name,
             )
-        return told
+        return answer
 
 
 def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
@@ -283,9 +283,9 @@ def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
     return {"text": found.text, **({"image_data": images} if images else {})}
 
 
-def _knock(url: str) -> None:
-    """Connect once and hang up. Raises BackendError where nobody listens. A server behind a proxy is not
-    looked for: the proxy is who would answer."""
+def _check_reachable(url: str) -> None:
+    """Connect once and close the connection. Raises BackendError if nothing listens. A server behind a proxy
+    is not checked: the proxy would answer."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):

@@ -170,12 +170,12 @@ class VertexAI(Gemini):
         return f"/v1/{location}/publishers/google/models/{self.model_name}:{verb}"
 
 
-def _safety(given: Any) -> list[dict[str, Any]]:
-    if not given:
+def _safety(settings: Any) -> list[dict[str, Any]]:
+    if not settings:
         return []
-    if isinstance(given, Mapping):
-        return [{"category": category, "threshold": threshold} for category, threshold in given.items()]
-    return [dict(one) for one in given]
+    if isinstance(settings, Mapping):
+        return [{"category": category, "threshold": threshold} for category, threshold in settings.items()]
+    return [dict(one) for one in settings]
 
 
 def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]:
@@ -220,8 +220,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
     parts = _parts(message, backend) if message.content or not message.tool_calls else []
     for call in message.tool_calls:
         own, _, signature = (call.id or "").partition("#")
-        said = {} if _made_up(call.id) else {"id": own}
-        part: dict[str, Any] = {"functionCall": {**said, "name": call.name, "args": arguments(call)}}
+        call_id = {} if _made_up(call.id) else {"id": own}
+        part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments(call)}}
         if signature:
             part["thoughtSignature"] = signature
         parts.append(part)
@@ -229,8 +229,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
 
 
 def _called(candidate: Mapping[str, Any]) -> dict[str, Any]:
-    """What meta tells of a candidate's calls. The API may give a call no id, and a signature of the model's
-    thoughts that it wants to see again: both travel in the id, "ID#SIGNATURE"."""
+    """The metadata of a candidate's calls. A call may have no id, and a signature of the model's thoughts,
+    which the API expects back: both are kept in the id, "ID#SIGNATURE"."""
     found: list[dict[str, Any]] = []
     for part in (candidate.get("content") or {}).get("parts") or ():
         match part:

@@ -31,7 +31,7 @@ from sglang_dsl.backends.common.remote import Leading, Shaped, check_spec_only, 
 from sglang_dsl.errors import BackendError, Unsupported
 
 BASE_URL = "https://api.openai.com/v1"
-# Our sampling words -> the API's.
+# Our sampling parameters -> the API's.
 TAKES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -56,7 +56,7 @@ EXTENSIONS = {
     "echo": "echo",
     "choices": "choices",
 }
-_MOST_TOPS = 5  # likeliest tokens that OpenAI tells, at most
+_MOST_TOPS = 5  # likeliest tokens that OpenAI returns, at most
 _MOST_STEPS = 32
 
 
@@ -168,11 +168,11 @@ class OpenAI(ApiBackend):
 
     async def info(self) -> dict[str, Any]:
         with faults(self.name):
-            told = await self._transport.get(f"/models/{self.model_name}{self._query}", 30.0)
+            model = await self._transport.get(f"/models/{self.model_name}{self._query}", 30.0)
         return {
             "backend": self.name,
             "url": self._transport.base_url,
-            **(told if isinstance(told, dict) else {}),
+            **(model if isinstance(model, dict) else {}),
         }
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -250,11 +250,11 @@ class OpenAI(ApiBackend):
                 tuple(answer["token_logprobs"][: len(score)])
                 for answer, score in zip(bare, scores, strict=True)
             ]
-        made = (ChoiceScore(score, (), prior) for score, prior in zip(scores, priors, strict=True))
-        return ChoiceScores(tuple(made), {"exact": True})
+        pairs = zip(scores, priors, strict=True)
+        return ChoiceScores(tuple(ChoiceScore(score, (), prior) for score, prior in pairs), {"exact": True})
 
     async def _likeliest(self, text: str, call: ChoiceCall) -> ChoiceScores:
-        """By the likeliest next tokens, which every server tells. The options not chosen are not scored."""
+        """By the likeliest next tokens, which every server returns. The options not chosen are not scored."""
         if call.unconditional:
             raise Unsupported(
                 f"{self.name} returns no log-probabilities of given text",
@@ -270,8 +270,8 @@ class OpenAI(ApiBackend):
             **renamed(sampling, self.takes, self.name),
         }
 
-        async def ask(said: str) -> Steps:
-            answer = await self._complete(text + said, fields, call.timeout)
+        async def ask(prefix: str) -> Steps:
+            answer = await self._complete(text + prefix, fields, call.timeout)
             texts, metas = OpenAIReply(self.name, chat=False).read(answer, 1)
             self.token_usage.count(metas[0])
             tokens = zip(metas[0].get("output_token_logprobs", ()), metas[0].get("output_top_logprobs", ()))

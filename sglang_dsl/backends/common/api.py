@@ -33,7 +33,7 @@ class ApiRequest:
 class ApiReply(ABC):
     """Reads the reply to one request, either whole or as a stream of events.
 
-    finished  whether the stream has said that the reply is complete
+    finished  whether the stream has reported the end of the reply
     """
 
     def __init__(self, backend: str) -> None:
@@ -98,7 +98,7 @@ class ApiBackend(Backend):
         return f"{type(self).__name__}({self.model_name!r})"
 
     def get_model_name(self) -> str:
-        """The model's name, as it was given."""
+        """The model's name, as passed."""
         return self.model_name
 
     @property

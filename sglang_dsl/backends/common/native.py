@@ -62,7 +62,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
 
 
 def choices_request(call: ChoiceCall, prompt: Mapping[str, Any]) -> GenerateReqInput:
-    """The request that scores the choices after a prompt, which is given as fields."""
+    """The request that scores the choices after a prompt. prompt: its fields."""
     return GenerateReqInput(
         choices=list(call.choices), unconditional=call.unconditional, timeout_s=call.timeout, **prompt
     )

@@ -59,22 +59,22 @@ def chat_fields(call: Call, form: JsonForm | None, limit_field: str) -> dict[str
 def offered(
     tools: Sequence[Mapping[str, Any]], choice: str = "none", parallel: bool = True
 ) -> dict[str, Any]:
-    """Fields of a request; none without tools. A tool whose schema strict mode takes is asked for so."""
+    """Fields of a request; none without tools. A tool whose schema fits strict mode is sent as strict."""
     if not tools:
         return {}
-    said: list[dict[str, Any]] = []
+    functions: list[dict[str, Any]] = []
     for tool in tools:
         function = dict(tool["function"])
         if is_strict(function.get("parameters") or {}):
             function.setdefault("strict", True)
-        said.append({"type": "function", "function": function})
+        functions.append({"type": "function", "function": function})
     named = {"type": "function", "function": {"name": choice[1:]}}
-    body: dict[str, Any] = {"tools": said, "tool_choice": named if choice.startswith("=") else choice}
+    body: dict[str, Any] = {"tools": functions, "tool_choice": named if choice.startswith("=") else choice}
     return body if parallel or choice == "none" else {**body, "parallel_tool_calls": False}
 
 
 def called(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a completion's meta tells of a message's calls; nothing without any."""
+    """The metadata of a message's tool calls; empty without any."""
     found = [
         {"id": call.get("id"), "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         for call in message.get("tool_calls") or ()
@@ -85,19 +85,19 @@ def called(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def wire(message: Message) -> dict[str, Any]:
     """A turn as the chat API takes it."""
-    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if not isinstance(message.content, str):
-        made["content"] = [_part(part) for part in message.content]
+        turn["content"] = [_part(part) for part in message.content]
     if message.name is not None:
-        made["name"] = message.name
+        turn["name"] = message.name
     if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
+        turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        made["tool_calls"] = [
+        turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
-    return made
+    return turn
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What the backends for other people's APIs share: which sampling words they take, how a constraint becomes
-structured output, and how a reply is read. Knows no API's wire format.
+"""What the backends for other providers' APIs share: names of sampling parameters, constraints as structured
+output, and how a reply is read. Knows no API's wire format.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     if _installed("jsonschema_rs"):
         fast = importlib.import_module("jsonschema_rs")
         with suppress(fast.ValidationError):  # a pattern of Python's own, say: jsonschema knows those
-            made = fast.validator_for(schema, offline=True)
-            fault = next(made.iter_errors(value), None)
+            validator = fast.validator_for(schema, offline=True)
+            fault = next(validator.iter_errors(value), None)
             return None if fault is None else (fault.instance_path, fault.message)
     if not _installed("jsonschema"):
         return None
@@ -342,35 +342,34 @@ _UP_TO_A_QUOTE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 def _quoted(text: str) -> str:
-    """The JSON string that `text` is the begin of, its opening quote said already. What no JSON string may
-    hold as it is (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
+    """The JSON string at the start of `text`, whose opening quote the request has written. What a JSON string
+    cannot contain (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
     out."""
     lead = text.lstrip()
     found = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
-    said = "" if found is None else found[0]
-    if re.fullmatch(REGEX_STR, f'"{said}"'):
-        return f'"{said}"'
+    content = "" if found is None else found[0]
+    if re.fullmatch(REGEX_STR, f'"{content}"'):
+        return f'"{content}"'
     try:
-        value = json.loads(f'"{said}"', strict=False)
+        value = json.loads(f'"{content}"', strict=False)
     except ValueError:
-        value = said
+        value = content
     return json.dumps(value, ensure_ascii=False)
 
 
 def check_spec_only(constraint: Constraint, backend: str) -> None:
-    """Raises Unsupported where the constraint says more than its kind and text, which no API takes."""
-    said = [word for word in JSON_WORDS if getattr(constraint, word) is not None]
-    if said:
+    """Raise Unsupported if the constraint has more than its kind and text, which no API takes."""
+    fields = [name for name in JSON_WORDS if getattr(constraint, name) is not None]
+    if fields:
         raise Unsupported(
-            f"{backend} does not take {', '.join(said)} together with a constraint",
+            f"{backend} does not take {', '.join(fields)} together with a constraint",
             backend=backend,
             hint="leave it out for this backend",
         )
 
 
 def form_for(call: Call, backend: str, hint: str = "use json_schema or choices") -> JsonForm | None:
-    """How an API that knows JSON schemas only is asked for the call's constraint; None where there is none.
-    Raises Unsupported."""
+    """The JSON schema that asks an API for the call's constraint; None without one. Raises Unsupported."""
     if call.constraint is None:
         return None
     check_spec_only(call.constraint, backend)

@@ -151,9 +151,9 @@ class Transport:
         return min(self.limits.read_s, max(0.0, deadline - time.monotonic()))
 
     def _late(self, path: str, timeout_s: float | None) -> Timeout:
-        said = f"within {timeout_s:g} s" if timeout_s is not None else f"for {self.limits.read_s:g} s"
+        period = f"within {timeout_s:g} s" if timeout_s is not None else f"for {self.limits.read_s:g} s"
         return Timeout(
-            f"{self.base_url}{path} gave no answer {said}",
+            f"{self.base_url}{path} gave no answer {period}",
             backend=self.name,
             retryable=True,
             hint="allow more time, or look at the server's load",
@@ -175,7 +175,7 @@ def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> 
 
 
 class _Closing:
-    """Holds the tasks that close clients nobody holds any more, until they are done."""
+    """Holds the tasks that close unused clients, until they are done."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,14 +201,14 @@ class _Answer:
 
     async def __aenter__(self) -> httpx.Response:
         transport, attempt = self._transport, 0
-        told: HttpFault | None = None
+        refusal: HttpFault | None = None
         while True:
             try:
                 return await self._send()
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
                 if not await self._again(attempt, None):
-                    if told is not None:
-                        raise told from error  # the server's last words say more than its silence
+                    if refusal is not None:
+                        raise refusal from error  # it says more than a missing connection
                     raise BackendError(
                         f"no connection to {transport.base_url}: {error or type(error).__name__}",
                         backend=transport.name,
@@ -220,11 +220,11 @@ class _Answer:
             except httpx.InvalidURL as error:
                 raise BackendError(f"{transport.base_url!r} is not a URL: {error}") from error
             except httpx.HTTPError as error:
-                raise told or transport._broken(self._path, error) from error
+                raise refusal or transport._broken(self._path, error) from error
             except HttpFault as fault:
                 if fault.status not in BUSY or not await self._again(attempt, fault.retry_after_s):
                     raise
-                told = fault
+                refusal = fault
             attempt += 1
 
     async def _send(self) -> httpx.Response:
