@@ -1,13 +1,14 @@
 """Backends by name, and how other objects become one. Loads a backend's module only when it is asked for.
 
-Backends. `common/remote.py` has what the backends for other people's APIs share: which words they take
-(all others are refused), a constraint as structured output, their errors as the language's;
-`common/transport.py` the HTTP of all of them and of `endpoint.py`. `openai.py` (with
-`common/openai_stream.py`), `anthropic.py`, `gemini.py` and `crusoe.py` are one wire format each;
-`litellm.py` uses that package. `blocking.py` runs backends that programs write as sglang's (BaseBackend),
-`common/openai_choices.py` chooses where a completion model scores nothing. `mock.py` answers as told and
-`faulty.py` is another backend over a bad line, for tests. Why without the providers' packages:
-`tutorials/decisions/007-apis-without-their-packages.md`.
+`common/runtime.py` has RuntimeBackend, the base class of the backends for the bundled runtime: `engine.py` in
+this process, and `endpoint.py` over HTTP. `common/api.py` has ApiBackend, the base class of the backends
+for other providers' APIs: it refuses what an API cannot do, sends requests and reads replies. `openai.py`,
+`anthropic.py` and `gemini.py` are one wire format each; `crusoe.py` is OpenAI's at another address, and
+`litellm.py` uses that package. `common/remote.py` turns constraints into structured output, and
+`common/transport.py` is the HTTP client of all of them. `blocking.py` runs backends that programs write as
+sglang's (BaseBackend), and `common/openai_choices.py` chooses with a completion model that scores nothing.
+`mock.py` answers as scripted, and `faulty.py` is another backend over a bad line, for tests. Why without the
+providers' packages: `tutorials/decisions/007-apis-without-their-packages.md`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BACKENDS: Registry[type[Backend]] = Registry(
     },
 )
 NEED_A_MODEL = frozenset({"openai", "anthropic", "gemini", "vertexai", "litellm", "crusoe"})
-"""Backends that are made for one model: they cannot be had by their name alone."""
+"""Backends that need a model's name, so that their own name is not enough."""
 
 
 @runtime_checkable
@@ -64,9 +65,9 @@ def by_name(name: str) -> Backend:
             'the backend "endpoint" needs a server\'s address: pass its URL, or RuntimeEndpoint(url)'
         )
     if name in NEED_A_MODEL:
-        made = (BACKENDS.target(name) or name).rpartition(":")[2]
+        kind = (BACKENDS.target(name) or name).rpartition(":")[2]
         raise TypeError(
-            f"the backend {name!r} needs a model's name: pass an object made with one, as in {made}(MODEL)"
+            f"the backend {name!r} needs a model's name: pass an object made with one, as in {kind}(MODEL)"
         )
     if name not in BACKENDS:
         raise UnknownName(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}. {_instead_of(name)}")
@@ -118,7 +119,7 @@ def as_backend(value: Any) -> Backend:
         case HasEndpoint():
             return value.endpoint
         case EngineLike():
-            # Found by name, so that whoever never runs an engine never loads its module.
+            # Loaded by name: programs without an engine never load its module.
             return BACKENDS.load("engine")(value)  # type: ignore[call-arg]
         case _:
             names = ", ".join(BACKENDS)

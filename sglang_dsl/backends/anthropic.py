@@ -1,6 +1,6 @@
 """Anthropic: the Messages API (docs.anthropic.com, "Messages" and "Streaming Messages"), over HTTP.
 
-System turns are sent as the system prompt in every request, wherever they are before the first user turn.
+System turns before the first other turn are sent as the system prompt, in every request.
 Nothing is dropped: what the API cannot express raises Unsupported. It knows no model's peculiarities.
 """
 
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.protocol.messages import Message
-from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
-from sglang_dsl.backends.common.prompts import arguments, faults, image_of, turns
-from sglang_dsl.backends.common.remote import Shaped, form_for, spoken
-from sglang_dsl.backends.common.transport import Limits, Transport
-from sglang_dsl.conversation.usage import TokenUsage
+from sglang_dsl.backends.base import Call, Delta, Prompt
+from sglang_dsl.backends.common.api import ApiBackend, ApiReply, ApiRequest
+from sglang_dsl.backends.common.prompts import arguments, image_of, turns
+from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
 BASE_URL = "https://api.anthropic.com"
@@ -33,7 +30,7 @@ _FINISHES = {
 }
 
 
-class Anthropic(Backend):
+class Anthropic(ApiBackend):
     """The model `model_name` at Anthropic's API, or at a compatible server.
 
     api_key, base_url  None: ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL from the environment
@@ -44,7 +41,9 @@ class Anthropic(Backend):
     """
 
     name = "anthropic"
-    speculates = prefills = calls_tools = True
+    prefills = True
+    takes = TAKES
+    samples = logprobs = False
 
     def __init__(
         self,
@@ -56,99 +55,28 @@ class Anthropic(Backend):
         timeout: float = 600.0,
         max_retries: int = 3,
     ) -> None:
-        self.model_name = model_name
-        self.token_usage = TokenUsage()
-        self._choices = ChatChoices(self.name)
+        super().__init__(model_name)
         key = os.environ.get("ANTHROPIC_API_KEY", "") if api_key is None else api_key
         url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or BASE_URL
         headers = {"anthropic-version": VERSION} | ({"x-api-key": key} if key else {})
-        self._transport = Transport(
-            url.rstrip("/"),
-            headers | dict(default_headers or {}),
-            limits=Limits(read_s=timeout, retries=max_retries),
-            name=self.name,
-        )
+        self._connect(url, headers, default_headers, timeout, max_retries)
 
-    def __repr__(self) -> str:
-        return f"Anthropic({self.model_name!r})"
-
-    def get_model_name(self) -> str:
-        """The model's name, as it was given."""
-        return self.model_name
-
-    @property
-    def identity(self) -> str:
-        return f"{self.name}:{self.model_name}"
-
-    # -- the verbs -------------------------------------------------------------------------------------------
-
-    async def generate(self, call: Call) -> Completion:
-        body, shaped = self._request(call)
-        text, meta = await self._reply(body, call.timeout)
-        return shaped.completion([text], [meta])
-
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
-        if call.prompt.tools and call.tool_choice != "none":
-            async for delta in self.whole(call):
-                yield delta
-            return
-        body, shaped = self._request(call)
-        body["stream"] = True
-        growing = _Growing()
-        with faults(self.name):
-            events = self._transport.events("/v1/messages", json.dumps(body).encode(), call.timeout)
-            async with aclosing(events):  # type: ignore[type-var]
-                async for event in events:
-                    delta = growing.take(event)
-                    piece = shaped.piece(delta.text)
-                    if piece or delta.reasoning:
-                        yield Delta(piece, reasoning=delta.reasoning)
-        meta = growing.last()
-        self._charge(meta)
-        yield shaped.last(meta)
-
-    async def score(self, call: ChoiceCall) -> ChoiceScores:
-        """One reply constrained to the options. The other options are not scored, which the metadata
-        reports."""
-
-        async def ask(room: int, words: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-            # The API takes no seed.
-            body = {
-                "model": self.model_name,
-                "max_tokens": room,
-                **{word: value for word, value in words.items() if word in TAKES},
-                "output_config": _json_schema(options_schema(call.choices)),
-                **self._conversation(call.prompt),
-                **_tools(call.prompt.tools),
-            }
-            return await self._reply(body, call.timeout)
-
-        return await self._choices.scores(call, ask)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
-
-    # -- requests --------------------------------------------------------------------------------------------
-
-    def _request(self, call: Call) -> tuple[dict[str, Any], Shaped]:
-        unable = [
-            ("n above 1", call.n > 1),
-            ("return_logprob", call.return_logprob),
-            *((word, True) for word in sorted(call.options)),
-        ]
-        if refused := [word for word, asked in unable if asked]:
-            raise Unsupported(f"{self.name} does not take {', '.join(refused)}", backend=self.name)
+    def request(self, call: Call, sampling: dict[str, Any], shaped: Shaped, *, stream: bool) -> ApiRequest:
         body: dict[str, Any] = {
             "model": self.model_name,
             "max_tokens": call.sampling.max_new_tokens,
-            **spoken(call.sampling, TAKES, self.name),
+            **sampling,
             **self._conversation(call.prompt),
             **_tools(call.prompt.tools, call.tool_choice, call.parallel_tools),
         }
-        form = form_for(call, self.name)
-        if form is not None:
-            body["output_config"] = _json_schema(form.schema)
-        return body, Shaped(call, form, body, TAKES["stop"])
+        if shaped.form is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": shaped.form.schema}}
+        if stream:
+            body["stream"] = True
+        return ApiRequest("/v1/messages", body)
+
+    def reply(self, request: ApiRequest) -> AnthropicReply:
+        return AnthropicReply(self.name)
 
     def _conversation(self, prompt: Prompt) -> dict[str, Any]:
         done, prefill = turns(prompt, self.name)
@@ -172,119 +100,88 @@ class Anthropic(Backend):
         if not sent:
             raise Unsupported(f"{self.name} needs a user turn to reply to", backend=self.name)
         body: dict[str, Any] = {"messages": sent}
-        if said := "\n\n".join(text for text in system if text):
-            body["system"] = said
+        if system_prompt := "\n\n".join(text for text in system if text):
+            body["system"] = system_prompt
         return body
 
-    async def _reply(self, body: dict[str, Any], timeout: float | None) -> tuple[str, dict[str, Any]]:
-        with faults(self.name):
-            data = json.dumps(body).encode()
-            return self._whole(await self._transport.post("/v1/messages", data, timeout))
 
-    # -- replies ---------------------------------------------------------------------------------------------
-
-    def _whole(self, answer: Any) -> tuple[str, dict[str, Any]]:
-        match answer:
-            case {"content": list(blocks), "stop_reason": str(reason)}:
-                text = "".join(block.get("text", "") for block in blocks if block.get("type") == "text")
-                thought = "".join(b.get("thinking", "") for b in blocks if b.get("type") == "thinking")
-                meta = _meta(answer, reason, answer.get("usage") or {})
-                calls = [
-                    {"id": b.get("id"), "name": b["name"], "arguments": json.dumps(b.get("input") or {})}
-                    for b in blocks
-                    if b.get("type") == "tool_use"
-                ]
-            case _:
-                raise BackendError(
-                    f"the API's answer is not a message: {str(answer)[:200]!r}", backend=self.name
-                )
-        if thought:
-            meta["reasoning_content"] = thought
-        if calls:
-            meta["tool_calls"] = calls
-        self._charge(meta)
-        return text, meta
-
-    def _charge(self, meta: Mapping[str, Any]) -> None:
-        self.token_usage.add(meta.get("prompt_tokens") or 0, meta.get("completion_tokens") or 0)
-
-
-def _tools(tools: Sequence[Mapping[str, Any]], choice: str = "none", parallel: bool = True) -> dict[str, Any]:
+def _tools(tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> dict[str, Any]:
     """Fields of a request that offer tools; none without any."""
     if not tools:
         return {}
-    said = []
+    offered = []
     for function in (tool["function"] for tool in tools):
         about = {"description": function["description"]} if function.get("description") else {}
-        said.append({"name": function["name"], **about, "input_schema": function.get("parameters") or {}})
+        offered.append({"name": function["name"], **about, "input_schema": function.get("parameters") or {}})
     kind: dict[str, Any] = {"type": {"required": "any"}.get(choice, choice)}
     if choice.startswith("="):
         kind = {"type": "tool", "name": choice[1:]}
     if not parallel and choice != "none":
         kind["disable_parallel_tool_use"] = True
-    return {"tools": said, "tool_choice": kind}
+    return {"tools": offered, "tool_choice": kind}
 
 
-def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"format": {"type": "json_schema", "schema": schema}}
+class AnthropicReply(ApiReply):
+    """A message, or the events of its stream (message_start, content_block_delta, message_stop, ...)."""
 
-
-class _Growing:
-    """A stream of events: message_start, content_block_delta, message_delta, message_stop, ping, error."""
-
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
+        super().__init__(backend)
         self._message: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._reason: str | None = None
-        self._thought: list[str] = []
-        self._ended = False
-        self._length = 0
 
-    def take(self, event: str) -> Delta:
-        try:
-            data = json.loads(event)
-        except ValueError as error:
-            raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
+    def read(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:
+        match answer:
+            case {"content": list(blocks), "stop_reason": str(reason)}:
+                meta = _meta(answer, reason, answer.get("usage") or {}, self.backend)
+            case _:
+                raise BackendError(
+                    f"the API's answer is not a message: {str(answer)[:200]!r}", backend=self.backend
+                )
+        text = "".join(block.get("text", "") for block in blocks if block.get("type") == "text")
+        reasoning = "".join(b.get("thinking", "") for b in blocks if b.get("type") == "thinking")
+        calls = [
+            {"id": b.get("id"), "name": b["name"], "arguments": json.dumps(b.get("input") or {})}
+            for b in blocks
+            if b.get("type") == "tool_use"
+        ]
+        if reasoning:
+            meta["reasoning_content"] = reasoning
+        if calls:
+            meta["tool_calls"] = calls
+        return [text], [meta]
+
+    def event(self, data: dict[str, Any]) -> Delta:
         match data:
             case {"type": "message_start", "message": dict(message)}:
                 self._message = message
                 self._usage |= message.get("usage") or {}
             case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
-                self._length += len(text)
                 return Delta(text)
             case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
-                self._thought.append(text)
                 return Delta("", reasoning=text)
             case {"type": "message_delta", "delta": dict(delta)}:
                 self._reason = delta.get("stop_reason") or self._reason
                 self._usage |= data.get("usage") or {}
             case {"type": "message_stop"}:
-                self._ended = True
-            case {"type": "error", "error": dict(told)}:
+                self.finished = self._reason is not None
+            case {"type": "error", "error": dict(error)}:
                 raise BackendError(
-                    f"the stream ended with an error: {told.get('message')}",
-                    backend=Anthropic.name,
-                    retryable=told.get("type") in ("overloaded_error", "api_error"),
+                    f"the stream ended with an error: {error.get('message')}",
+                    backend=self.backend,
+                    retryable=error.get("type") in ("overloaded_error", "api_error"),
                 )
             case _:
                 pass  # pings, block borders, and what later versions of the API add
         return Delta("")
 
-    def last(self) -> dict[str, Any]:
-        if not self._ended or self._reason is None:
-            raise BackendError(
-                f"the stream broke off after {self._length} characters",
-                backend=Anthropic.name,
-                retryable=True,
-                hint="the connection or the server failed; the text so far is incomplete",
-            )
-        meta = _meta(self._message, self._reason, self._usage)
-        return meta | ({"reasoning_content": "".join(self._thought)} if self._thought else {})
+    def meta(self) -> dict[str, Any]:
+        return _meta(self._message, str(self._reason), self._usage, self.backend)
 
 
-def _meta(message: Mapping[str, Any], reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
+def _meta(message: Mapping[str, Any], reason: str, usage: Mapping[str, Any], backend: str) -> dict[str, Any]:
     if reason == "refusal":
-        raise BackendError("the model refused", backend=Anthropic.name)
+        raise BackendError("the model refused", backend=backend)
     kind = _FINISHES.get(reason, reason)
     meta: dict[str, Any] = {key: message[key] for key in ("id", "model") if message.get(key)}
     meta["finish_reason"] = {"type": kind, "reason": reason}

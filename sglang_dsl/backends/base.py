@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 CLOSE_S = 30.0
-# The event loop brings asyncio: loaded when something is waited for, not when the words are imported.
+# The event loop imports asyncio: it is loaded for the first call that waits, not with the package.
 _PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.concurrency.loop:background"})
 
 

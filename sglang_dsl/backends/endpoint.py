@@ -7,10 +7,10 @@ about how the server works.
 
 from __future__ import annotations
 
-import json
+import functools
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,39 +21,24 @@ from runtime.formats.chat import get_chat_template, get_chat_template_by_model_p
 from runtime.formats.chat.render import render, render_prompt
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import RuntimeFault, from_dict
+from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputDelta
 from runtime.protocol.registry import UnknownName
-from sglang_dsl.backends.base import (
-    Backend,
-    Call,
-    ChoiceCall,
-    ChoiceScores,
-    Completion,
-    Delta,
-    Prompt,
-)
-from sglang_dsl.backends.common.faults import (
-    BAD_OPTIONS_HINT,
-    SAMPLED_OPTIONS,
-    as_program_error,
-    scored,
-    scoring,
-    summed,
-)
-from sglang_dsl.backends.common.local_tools import calls_tools, held_to_tools, with_calls
-from sglang_dsl.backends.common.per_token import PerToken
-from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport
+from sglang_dsl.backends.base import Call, Prompt
+from sglang_dsl.backends.common.native import as_json, check_answer, error_of, output_of
+from sglang_dsl.backends.common.runtime import PER_TOKEN, RuntimeBackend
+from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport, json_body, json_event
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 
 GRACE_S = 15.0
-"""How much longer than a request's own deadline the client waits for the server to say that it is over."""
+"""How much longer than a request's own deadline the client waits for the server's answer."""
 INFO_S = 30.0
 PROBE_S = 10.0
+_UNKNOWN = frozenset({404, 405})
+"""Statuses of a server that does not know the path."""
 
 
-class RuntimeEndpoint(Backend):
+class RuntimeEndpoint(RuntimeBackend):
     """A running server (`python -m runtime serve`).
 
     base_url            the server's address, such as "http://127.0.0.1:30000"
@@ -70,8 +55,7 @@ class RuntimeEndpoint(Backend):
     rendered.
     """
 
-    name = "endpoint"
-    calls_tools = True
+    name, peer = "endpoint", "server"
 
     def __init__(
         self,
@@ -89,9 +73,17 @@ class RuntimeEndpoint(Backend):
             raise ValueError(f'a URL starts with "http://" or "https://", got {base_url!r}')
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        super().__init__()
         self.base_url = base_url.rstrip("/")
         self.timeout = timeout
-        self._made_with = (api_key, verify, chat_template_name, timeout, retries, max_connections)
+        self._made_with: dict[str, Any] = {
+            "api_key": api_key,
+            "verify": verify,
+            "chat_template_name": chat_template_name,
+            "timeout": timeout,
+            "retries": retries,
+            "max_connections": max_connections,
+        }
         self._transport = Transport(
             self.base_url,
             {"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -102,10 +94,9 @@ class RuntimeEndpoint(Backend):
         self._template: ChatTemplate | None = (
             None if chat_template_name is None else get_chat_template(chat_template_name)
         )
-        self.token_usage = TokenUsage()
         self._model_info: dict[str, Any] | None = None
         if not lazy:
-            _knock(self.base_url)
+            _check_reachable(self.base_url)
 
     def __repr__(self) -> str:
         return f"RuntimeEndpoint({self.base_url!r})"
@@ -113,7 +104,7 @@ class RuntimeEndpoint(Backend):
     def __reduce__(self) -> Any:
         """For worker processes of a batch: another endpoint of the same server, with connections of its
         own."""
-        return _made_again, (self.base_url, *self._made_with)
+        return functools.partial(RuntimeEndpoint, lazy=True, **self._made_with), (self.base_url,)
 
     @property
     def identity(self) -> str:
@@ -158,188 +149,129 @@ class RuntimeEndpoint(Backend):
 
     # -- the verbs -------------------------------------------------------------------------------------------
 
-    async def generate(self, call: Call) -> Completion:
-        if calls_tools(call):
-            return await self._with_tools(call)
-        body = self._body(call)
-        answer = await self._post(body, call.timeout)
-        outputs = answer if isinstance(answer, list) else [answer]
-        if len(outputs) != call.n:
-            raise BackendError(f"the server sent {len(outputs)} answers for {call.n}", backend=self.name)
-        for output in outputs:
-            _raise_error(output)
-        metas = [dict(output["meta_info"]) for output in outputs]
-        meta = summed(metas) if call.n > 1 else metas[0]
-        self.token_usage.count(meta)
-        return Completion(tuple(str(output["text"]) for output in outputs), meta)
+    async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
+        answer = await self.request("/generate", as_json(request), request.timeout_s)
+        answers = answer if isinstance(answer, list) else [answer]
+        return [output_of(one, self.name) for one in answers]
 
-    async def _with_tools(self, call: Call) -> Completion:
+    def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
+        return self.pieces(as_json(request), request.timeout_s)
+
+    async def tool_parser(self) -> str | None:
         if self._model_info is None:
             self._model_info = await self._get("/model_info")
-        held, parser = held_to_tools(call, self._model_info.get("tool_parser"), self.name)
-        output = await self._post(self._body(held), call.timeout)
-        _raise_error(output)
-        meta = dict(output["meta_info"])
-        self.token_usage.count(meta)
-        return with_calls(str(output["text"]), meta, held, parser)
+        parser: str | None = self._model_info.get("tool_parser")
+        return parser
 
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
-        if call.n != 1:
-            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
-        if calls_tools(call):
-            async for delta in self.whole(call):
-                yield delta
-            return
-        async with aclosing(self.pieces(self._body(call), call.timeout)) as pieces:  # type: ignore[type-var]
-            async for delta in pieces:
-                yield delta
-
-    async def pieces(self, body: Mapping[str, Any], timeout: float | None = None) -> AsyncIterator[Delta]:
-        """The stream of one POST /generate with this body."""
-        growing = _Growing()
-        with _faults(None):
-            data = json.dumps({**body, "stream": True}).encode()
+    async def pieces(
+        self, body: Mapping[str, Any], timeout: float | None = None
+    ) -> AsyncIterator[OutputDelta]:
+        """The streamed answer to POST /generate with this body. Raises BackendError and its subclasses."""
+        stream = _Stream()
+        data = json_body({**body, "stream": True})
+        with self.faults():
             events = self._transport.events("/generate", data, self._wait_limit(timeout))
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     if event == "[DONE]":
                         break
-                    output = _event(event)
-                    _raise_error(output)
-                    piece, meta = growing.take(output)
-                    if meta is not None:
-                        self.token_usage.count(meta)
-                    if piece or meta is not None:
-                        yield Delta(piece, meta, growing.told(output))
-        if not growing.finished:
+                    yield stream.delta(json_event(event, self.name))
+        if not stream.finished:
             raise BackendError(
-                f"the stream broke off after {len(growing.text)} characters",
+                f"the stream broke off after {stream.length} characters",
                 backend=self.name,
                 retryable=True,
                 hint="the server may have stopped; its log says why",
             )
 
-    async def score(self, call: ChoiceCall) -> ChoiceScores:
-        answer = await self._post({**scoring(call), **self._prompt(call.prompt)}, call.timeout)
-        _raise_error(answer)
-        found = scored(answer, call, self.name)
-        self.token_usage.count(found.meta)
-        return found
+    @contextmanager
+    def faults(self, request_id: str | None = None) -> Iterator[None]:
+        """The server has another id for the request."""
+        with super().faults():
+            try:
+                yield
+            except HttpFault as fault:
+                raise _error_of(fault) from fault
 
-    async def commit(self, prompt: Prompt) -> None:
-        body = {"sampling_params": {"max_new_tokens": 0}, **self._prompt(prompt)}
-        _raise_error(await self._post(body, None))
+    def as_request(self, call: Call) -> GenerateReqInput:
+        if self._template is not None and call.prompt.plain_text is None:
+            sampling = call.sampling
+            # A new tuple: the caller's own is never touched.
+            stops = dict.fromkeys((*sampling.stop, *self._template.stop_str))
+            sampling = msgspec.structs.replace(sampling, stop=tuple(stops))
+            call = msgspec.structs.replace(call, sampling=sampling)
+        return super().as_request(call)
+
+    def prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
+        if self._template is None or prompt.plain_text is not None:
+            return super().prompt_fields(prompt)
+        if prompt.tools:
+            raise Unsupported(
+                "a chat template that is set here renders no tools",
+                backend=self.name,
+                hint="leave chat_template to the server",
+            )
+        with self.faults():
+            return _rendered(prompt, self._template)
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         body = {"constraints": msgspec.to_builtins(list(constraints))}
-        try:
-            told = await self._transport.post("/precompile", json.dumps(body).encode(), self.timeout)
-        except HttpFault as fault:
-            if fault.status in (404, 405):
-                return []  # a server that does not know the path compiles when it has to
-            raise _error_of(fault) from fault
-        return [dict(one) for one in told["constraints"]]
+        answer = await self._unless(_UNKNOWN, "/precompile", body, self.timeout)
+        # A server that does not know the path compiles when it has to.
+        return [] if answer is None else [dict(one) for one in answer["constraints"]]
 
     async def count_tokens(self, prompt: Prompt) -> int | None:
-        told = self._prompt(prompt)
-        asked = {"prompt": told["text"]} if "text" in told else _conversation(prompt)
-        try:
-            found = await self._transport.post("/tokenize", json.dumps(asked).encode(), INFO_S)
-        except HttpFault as fault:
-            if fault.status in (404, 405):
-                return None  # a server that does not know the path
-            raise _error_of(fault) from fault
-        return int(found["count"])
+        text = self.prompt_fields(prompt).get("text")
+        body = _conversation(prompt) if text is None else {"prompt": text}
+        answer = await self._unless(_UNKNOWN, "/tokenize", body)
+        return None if answer is None else int(answer["count"])
 
     async def aflush_cache(self) -> bool:
-        try:
-            await self._transport.post("/flush_cache", b"{}", INFO_S)
-        except HttpFault as fault:
-            if fault.status == 400:
-                return False  # in use
-            raise _error_of(fault) from fault
-        return True
+        return await self._unless({400}, "/flush_cache", {}) is not None  # 400: in use
 
     async def prefix_cache(self) -> dict[str, Any] | None:
-        try:
-            return dict(await self._transport.get("/radix_tree", INFO_S))
-        except HttpFault as fault:
-            if fault.status in (403, 404, 405):
-                return None  # not for this key, or a server that does not know the path
-            raise _error_of(fault) from fault
+        answer = await self._unless({*_UNKNOWN, 403}, "/radix_tree")  # 403: not for this key
+        return None if answer is None else dict(answer)
 
     async def info(self) -> dict[str, Any]:
-        told = await self._get("/server_info")
+        info = await self._get("/server_info")
         # Not every server has a tokenizer of its own.
-        return {"backend": self.name, "url": self.base_url, "tokenizer_path": told.get("model_path"), **told}
+        return {"backend": self.name, "url": self.base_url, "tokenizer_path": info.get("model_path"), **info}
 
     async def aclose(self) -> None:
         await self._transport.aclose()
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _body(self, call: Call) -> dict[str, Any]:
-        """The request's JSON. Raises Unsupported for options that no request has."""
-        if unknown := sorted(set(call.options) - SAMPLED_OPTIONS):
-            raise Unsupported(
-                f"the server does not take {', '.join(unknown)}", backend=self.name, hint=BAD_OPTIONS_HINT
-            )
-        sampling: dict[str, Any] = msgspec.to_builtins(call.sampling)
-        body: dict[str, Any] = {"sampling_params": sampling, **self._prompt(call.prompt), **call.options}
-        if call.n > 1:
-            sampling["n"] = call.n
-        if self._template is not None and call.prompt.plain_text is None:
-            # A new list: the caller's own is never touched.
-            own = [stop for stop in self._template.stop_str if stop not in call.sampling.stop]
-            sampling["stop"] = [*call.sampling.stop, *own]
-        if call.constraint is not None:
-            body["constraint"] = msgspec.to_builtins(call.constraint)
-        if call.return_logprob:
-            body |= {
-                "return_logprob": True,
-                "logprob_start_len": call.logprob_start_len,
-                "top_logprobs_num": call.top_logprobs,
-            }
-        if call.timeout is not None:
-            body["timeout_s"] = call.timeout
-        return body
-
-    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
-        text = prompt.plain_text
-        if text is None and self._template is not None:
-            if prompt.tools:
-                raise Unsupported(
-                    "a chat template that is set here renders no tools",
-                    backend=self.name,
-                    hint="leave chat_template to the server",
-                )
-            with _faults(None):
-                return _rendered(prompt, self._template)
-        if text is not None:
-            return {"text": text}
-        tools = {"tools": list(prompt.tools)} if prompt.tools else {}
-        return {"messages": msgspec.to_builtins(prompt.messages), **tools}
+    async def _unless(self, statuses: Set[int], path: str, body: Any = None, timeout: float = INFO_S) -> Any:
+        """The JSON of the answer to a GET, or with a body to a POST; None if its status is one of these.
+        Raises BackendError."""
+        try:
+            if body is None:
+                return await self._transport.get(path, timeout)
+            return await self._transport.post(path, json_body(body), timeout)
+        except HttpFault as fault:
+            if fault.status in statuses:
+                return None
+            raise _error_of(fault) from fault
 
     def _wait_limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout + GRACE_S
 
     async def request(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
         """POST this JSON and return the JSON of the answer. Raises BackendError and its subclasses."""
-        with _faults(None):
-            return await self._transport.post(path, json.dumps(body).encode(), self._wait_limit(timeout))
-
-    async def _post(self, body: Mapping[str, Any], timeout: float | None) -> Any:
-        return await self.request("/generate", body, timeout)
+        with self.faults():
+            return await self._transport.post(path, json_body(body), self._wait_limit(timeout))
 
     async def _get(self, path: str) -> dict[str, Any]:
-        with _faults(None):
-            told = await self._transport.get(path, INFO_S)
-        if not isinstance(told, dict):
+        with self.faults():
+            answer = await self._transport.get(path, INFO_S)
+        if not isinstance(answer, dict):
             raise BackendError(
-                f"{self.base_url}{path} is not an answer of the runtime: {str(told)[:200]!r}",
+                f"{self.base_url}{path} is not an answer of the runtime: {str(answer)[:200]!r}",
                 backend=self.name,
             )
-        return told
+        return answer
 
 
 def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
@@ -351,9 +283,9 @@ def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
     return {"text": found.text, **({"image_data": images} if images else {})}
 
 
-def _knock(url: str) -> None:
-    """Connect once and hang up. Raises BackendError where nobody listens. A server behind a proxy is not
-    looked for: the proxy is who would answer."""
+def _check_reachable(url: str) -> None:
+    """Connect once and close the connection. Raises BackendError if nothing listens. A server behind a proxy
+    is not checked: the proxy would answer."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
@@ -382,107 +314,46 @@ def _conversation(prompt: Prompt) -> dict[str, Any]:
     return {"messages": messages, "continue_final_message": begun, "add_generation_prompt": False}
 
 
-class _Growing:
-    """A stream's text. Servers send it whole each time, or, set up so, only what is new: the ids tell."""
+class _Stream:
+    """One streamed answer. An event has the whole text so far or, if the server is set up so, only what is
+    new: then it has fewer ids than tokens were generated."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.length = 0
         self.finished = False
         self._tokens = 0
-        self._lists = PerToken()
+        self._entries: dict[str, int] = {}
 
-    def told(self, output: Mapping[str, Any]) -> dict[str, Any]:
-        """What was said with the pieces since this was asked last."""
-        return self._lists.piece(output.get("meta_info") or {})
-
-    def take(self, output: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
-        """The new piece, and the meta of the last one."""
-        text, meta = str(output["text"]), dict(output.get("meta_info") or {})
-        ids = output.get("output_ids")
-        told = meta.get("completion_tokens")
-        pieces = isinstance(ids, list) and isinstance(told, int) and self._tokens > 0 and len(ids) < told
-        piece = text if pieces else text[len(self.text) :]
-        self.text = self.text + piece
-        self._tokens = max(self._tokens, told if isinstance(told, int) else 0)
-        self._lists.add(meta, new=pieces)
-        if meta.get("finish_reason") is None:
-            return piece, None
-        self.finished = True
-        return piece, self._lists.whole(meta)
-
-
-def _event(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}") from error
-    if not isinstance(found, dict):
-        raise BackendError(f"an event of the stream is not an object: {text[:200]!r}")
-    return found
-
-
-def _raise_error(output: Any) -> None:
-    """An error in place of an answer, in a stream or a batch."""
-    match output:
-        case {"error": dict(error)}:
-            raise _fault_of(error, None)
-        case {"text": str(), "meta_info": dict()} | {"choices": list()} | {"text": str()}:
-            return
-        case _:
-            raise BackendError(f"the server's answer is not a generation: {str(output)[:200]!r}")
-
-
-def _fault_of(error: Mapping[str, Any], status: int | None) -> ProgramError:
-    """`status`: the answer's; None: that of the fault's kind."""
-    # The message on the wire names the place and the hint already.
-    fault: RuntimeFault = from_dict({"code": error.get("code"), "message": error.get("message", "")})
-    return as_program_error(fault, RuntimeEndpoint.name, None, status=status)
+    def delta(self, event: dict[str, Any]) -> OutputDelta:
+        """What is new in an event. Raises BackendError."""
+        check_answer(event, RuntimeEndpoint.name)
+        text, meta = event.get("text", ""), event.get("meta_info") or {}
+        ids, counted = event.get("output_ids"), meta.get("completion_tokens")
+        tokens = counted if isinstance(counted, int) else 0
+        if not (isinstance(ids, list) and self._tokens > 0 and len(ids) < tokens):
+            text = text[self.length :]
+            for name in PER_TOKEN:
+                if isinstance(entries := meta.get(name), list):
+                    meta[name] = entries[self._entries.get(name, 0) :]
+                    self._entries[name] = len(entries)
+        self.length += len(text)
+        self._tokens = max(self._tokens, tokens)
+        self.finished = meta.setdefault("finish_reason", None) is not None
+        return OutputDelta(text, [], meta)
 
 
 def _error_of(fault: HttpFault) -> ProgramError:
     match fault.body:
         case {"error": dict(error)}:
-            return _fault_of(error, fault.status)
+            return error_of(error, RuntimeEndpoint.name, fault.status)
         case {"message": str(message)}:
-            said = message
+            reason = message
         case other:
-            said = str(other)[:500].strip() or "no reason given"
+            reason = str(other)[:500].strip() or "no reason given"
     return BackendError(
-        f"the server answered {fault.status}: {said}",
+        f"the server answered {fault.status}: {reason}",
         backend=RuntimeEndpoint.name,
         status=fault.status,
         retryable=fault.status in (429, 502, 503, 504),
         hint="is api_key right?" if fault.status == 401 else None,
-    )
-
-
-@contextmanager
-def _faults(request_id: str | None) -> Any:
-    """The server's and the runtime's faults as the language's errors."""
-    try:
-        yield
-    except HttpFault as fault:
-        raise _error_of(fault) from fault
-    except RuntimeFault as fault:
-        raise as_program_error(fault, RuntimeEndpoint.name, request_id) from fault
-
-
-def _made_again(
-    base_url: str,
-    api_key: str | None,
-    verify: bool | str | None,
-    template: str | None,
-    timeout: float,
-    retries: int,
-    connections: int,
-) -> RuntimeEndpoint:
-    return RuntimeEndpoint(
-        base_url,
-        api_key,
-        verify,
-        template,
-        timeout=timeout,
-        retries=retries,
-        max_connections=connections,
-        lazy=True,
     )

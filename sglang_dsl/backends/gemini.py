@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.protocol.messages import Message
-from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
-from sglang_dsl.backends.common.prompts import arguments, faults, image_of, turns
-from sglang_dsl.backends.common.remote import Shaped, form_for, spoken
-from sglang_dsl.backends.common.transport import Limits, Transport
-from sglang_dsl.conversation.usage import TokenUsage
+from sglang_dsl.backends.base import Call, Delta, Prompt
+from sglang_dsl.backends.common.api import ApiBackend, ApiReply, ApiRequest
+from sglang_dsl.backends.common.prompts import arguments, image_of, turns
+from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
 BASE_URL = "https://generativelanguage.googleapis.com"
@@ -35,7 +32,7 @@ _NUMBERED = "call-"
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}
 
 
-class Gemini(Backend):
+class Gemini(ApiBackend):
     """The model `model_name` at the Gemini API.
 
     api_key          None: GEMINI_API_KEY or GOOGLE_API_KEY from the environment
@@ -47,7 +44,8 @@ class Gemini(Backend):
     """
 
     name = "gemini"
-    speculates = prefills = calls_tools = True
+    prefills = True
+    takes = TAKES
 
     def __init__(
         self,
@@ -60,140 +58,35 @@ class Gemini(Backend):
         timeout: float = 600.0,
         max_retries: int = 3,
     ) -> None:
-        self.model_name = model_name
-        self.token_usage = TokenUsage()
-        self._choices = ChatChoices(self.name)
+        super().__init__(model_name)
         self._safety = _safety(safety_settings)
         environment = os.environ.get("GEMINI_API_KEY") or os.environ.get("GOOGLE_API_KEY") or ""
         key = environment if api_key is None else api_key
-        self._connect(
-            base_url or BASE_URL,
-            {"x-goog-api-key": key} if key else {},
-            default_headers,
-            timeout,
-            max_retries,
-        )
-
-    def _connect(
-        self, url: str, own: dict[str, str], more: Mapping[str, str] | None, timeout: float, retries: int
-    ) -> None:
-        self._transport = Transport(
-            url.rstrip("/"),
-            own | dict(more or {}),
-            limits=Limits(read_s=timeout, retries=retries),
-            name=self.name,
-        )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model_name!r})"
-
-    def get_model_name(self) -> str:
-        """The model's name, as it was given."""
-        return self.model_name
-
-    @property
-    def identity(self) -> str:
-        return f"{self.name}:{self.model_name}"
+        headers = {"x-goog-api-key": key} if key else {}
+        self._connect(base_url or BASE_URL, headers, default_headers, timeout, max_retries)
 
     def _path(self, verb: str) -> str:
         return f"/v1beta/models/{self.model_name}:{verb}"
 
-    # -- the verbs -------------------------------------------------------------------------------------------
-
-    async def generate(self, call: Call) -> Completion:
-        body, shaped = self._request(call)
-        answer = await self._post(body, call.timeout)
-        texts, metas = _whole(answer, call.n, self.name)
-        self._charge(metas[0])
-        return shaped.completion(texts, metas)
-
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
-        if call.n != 1:
-            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
-        if call.prompt.tools and call.tool_choice != "none":
-            async for delta in self.whole(call):
-                yield delta
-            return
-        body, shaped = self._request(call)
-        length, finish = 0, None
-        last: dict[str, Any] = {}
-        thoughts: list[str] = []
-        with faults(self.name):
-            path = self._path("streamGenerateContent") + "?alt=sse"
-            events = self._transport.events(path, json.dumps(body).encode(), call.timeout)
-            async with aclosing(events):  # type: ignore[type-var]
-                async for event in events:
-                    delta, told, last = _event(event, last, self.name)
-                    finish = told or finish
-                    length += len(delta.text)
-                    thoughts.append(delta.reasoning)
-                    piece = shaped.piece(delta.text)
-                    if piece or delta.reasoning:
-                        yield Delta(piece, reasoning=delta.reasoning)
-        if finish is None:
-            raise BackendError(
-                f"the stream broke off after {length} characters",
-                backend=self.name,
-                retryable=True,
-                hint="the connection or the server failed; the text so far is incomplete",
-            )
-        meta = _meta(last, finish, self.name) | _thought("".join(thoughts))
-        self._charge(meta)
-        yield shaped.last(meta)
-
-    async def score(self, call: ChoiceCall) -> ChoiceScores:
-        """One reply constrained to the options. The other options are not scored, which the metadata
-        reports."""
-
-        async def ask(room: int, words: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-            config = {
-                "maxOutputTokens": room,
-                **{TAKES[word]: value for word, value in words.items()},
-                **_json_schema(options_schema(call.choices)),
-            }
-            body = {
-                **self._conversation(call.prompt),
-                **self._tools(call.prompt.tools),
-                "generationConfig": config,
-            }
-            texts, metas = _whole(await self._post(body, call.timeout), 1, self.name)
-            self._charge(metas[0])
-            return texts[0], metas[0]
-
-        return await self._choices.scores(call, ask)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
-
-    # -- requests --------------------------------------------------------------------------------------------
-
-    async def _post(self, body: dict[str, Any], timeout: float | None) -> Any:
-        with faults(self.name):
-            path = self._path("generateContent")
-            return await self._transport.post(path, json.dumps(body).encode(), timeout)
-
-    def _request(self, call: Call) -> tuple[dict[str, Any], Shaped]:
-        if call.options or call.logprob_start_len >= 0:
-            words = ", ".join([*sorted(call.options), *["logprob_start_len"] * (call.logprob_start_len >= 0)])
-            raise Unsupported(f"{self.name} does not take {words}", backend=self.name)
-        config: dict[str, Any] = {
-            "maxOutputTokens": call.sampling.max_new_tokens,
-            **spoken(call.sampling, TAKES, self.name),
-        }
+    def request(self, call: Call, sampling: dict[str, Any], shaped: Shaped, *, stream: bool) -> ApiRequest:
+        config: dict[str, Any] = {"maxOutputTokens": call.sampling.max_new_tokens, **sampling}
         if call.n > 1:
             config["candidateCount"] = call.n
-        if call.return_logprob:
+        if call.wants_logprobs:
             config |= {"responseLogprobs": True, "logprobs": max(1, call.top_logprobs)}
-        form = form_for(call, self.name)
-        if form is not None:
-            config |= _json_schema(form.schema)
-        shaped = Shaped(call, form, config, TAKES["stop"])
-        tools = self._tools(call.prompt.tools, call.tool_choice, call.parallel_tools)
-        return {**self._conversation(call.prompt), **tools, "generationConfig": config}, shaped
+        if shaped.form is not None:
+            config |= {"responseMimeType": "application/json", "responseJsonSchema": shaped.form.schema}
+        body = {
+            **self._conversation(call.prompt),
+            **self._tools(call.prompt.tools, call.tool_choice, call.parallel_tools),
+            "generationConfig": config,
+        }
+        return ApiRequest(self._path("streamGenerateContent?alt=sse" if stream else "generateContent"), body)
 
-    def _tools(
-        self, tools: Sequence[Mapping[str, Any]], choice: str = "none", parallel: bool = True
-    ) -> dict[str, Any]:
+    def reply(self, request: ApiRequest) -> GeminiReply:
+        return GeminiReply(self.name)
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> dict[str, Any]:
         """Fields of a request that offer tools; none without any. Raises Unsupported."""
         if not tools:
             return {}
@@ -203,15 +96,15 @@ class Gemini(Backend):
                 backend=self.name,
                 hint="leave parallel=False out",
             )
-        said = []
+        declared = []
         for function in (tool["function"] for tool in tools):
             about = {"description": function["description"]} if function.get("description") else {}
             schema = {"parametersJsonSchema": function["parameters"]} if function.get("parameters") else {}
-            said.append({"name": function["name"], **about, **schema})
+            declared.append({"name": function["name"], **about, **schema})
         mode: dict[str, Any] = {"mode": {"auto": "AUTO", "none": "NONE"}.get(choice, "ANY")}
         if choice.startswith("="):
             mode["allowedFunctionNames"] = [choice[1:]]
-        return {"tools": [{"functionDeclarations": said}], "toolConfig": {"functionCallingConfig": mode}}
+        return {"tools": [{"functionDeclarations": declared}], "toolConfig": {"functionCallingConfig": mode}}
 
     def _conversation(self, prompt: Prompt) -> dict[str, Any]:
         done, prefill = turns(prompt, self.name)
@@ -226,9 +119,6 @@ class Gemini(Backend):
         if self._safety:
             body["safetySettings"] = self._safety
         return body
-
-    def _charge(self, meta: Mapping[str, Any]) -> None:
-        self.token_usage.add(meta.get("prompt_tokens") or 0, meta.get("completion_tokens") or 0)
 
 
 class VertexAI(Gemini):
@@ -256,32 +146,36 @@ class VertexAI(Gemini):
         timeout: float = 600.0,
         max_retries: int = 3,
     ) -> None:
-        super().__init__(model_name, safety_settings, api_key="")
         self._project = project_id or os.environ.get("GCP_PROJECT_ID", "")
         self._location = location or os.environ.get("GCP_LOCATION") or "us-central1"
         if not self._project:
             raise ValueError("VertexAI needs project_id, or GCP_PROJECT_ID in the environment")
         token = os.environ.get("GCP_ACCESS_TOKEN", "") if access_token is None else access_token
-        said = token() if callable(token) else token
-        url = base_url or f"https://{self._location}-aiplatform.googleapis.com"
-        headers = {"Authorization": f"Bearer {said}"} if said else {}
-        self._connect(url, headers, default_headers, timeout, max_retries)
+        bearer = token() if callable(token) else token
+        super().__init__(
+            model_name,
+            safety_settings,
+            api_key="",
+            base_url=base_url or f"https://{self._location}-aiplatform.googleapis.com",
+            default_headers={
+                **({"Authorization": f"Bearer {bearer}"} if bearer else {}),
+                **(default_headers or {}),
+            },
+            timeout=timeout,
+            max_retries=max_retries,
+        )
 
     def _path(self, verb: str) -> str:
-        where = f"projects/{self._project}/locations/{self._location}"
-        return f"/v1/{where}/publishers/google/models/{self.model_name}:{verb}"
+        location = f"projects/{self._project}/locations/{self._location}"
+        return f"/v1/{location}/publishers/google/models/{self.model_name}:{verb}"
 
 
-def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"responseMimeType": "application/json", "responseJsonSchema": schema}
-
-
-def _safety(given: Any) -> list[dict[str, Any]]:
-    if not given:
+def _safety(settings: Any) -> list[dict[str, Any]]:
+    if not settings:
         return []
-    if isinstance(given, Mapping):
-        return [{"category": category, "threshold": threshold} for category, threshold in given.items()]
-    return [dict(one) for one in given]
+    if isinstance(settings, Mapping):
+        return [{"category": category, "threshold": threshold} for category, threshold in settings.items()]
+    return [dict(one) for one in settings]
 
 
 def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]:
@@ -326,8 +220,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
     parts = _parts(message, backend) if message.content or not message.tool_calls else []
     for call in message.tool_calls:
         own, _, signature = (call.id or "").partition("#")
-        said = {} if _made_up(call.id) else {"id": own}
-        part: dict[str, Any] = {"functionCall": {**said, "name": call.name, "args": arguments(call)}}
+        call_id = {} if _made_up(call.id) else {"id": own}
+        part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments(call)}}
         if signature:
             part["thoughtSignature"] = signature
         parts.append(part)
@@ -335,8 +229,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
 
 
 def _called(candidate: Mapping[str, Any]) -> dict[str, Any]:
-    """What meta tells of a candidate's calls. The API may give a call no id, and a signature of the model's
-    thoughts that it wants to see again: both travel in the id, "ID#SIGNATURE"."""
+    """The metadata of a candidate's calls. A call may have no id, and a signature of the model's thoughts,
+    which the API expects back: both are kept in the id, "ID#SIGNATURE"."""
     found: list[dict[str, Any]] = []
     for part in (candidate.get("content") or {}).get("parts") or ():
         match part:
@@ -374,51 +268,83 @@ def _parts(message: Message, backend: str) -> list[dict[str, Any]]:
     return parts
 
 
-def _whole(answer: Any, n: int, backend: str) -> tuple[list[str], list[dict[str, Any]]]:
-    match answer:
-        case {"candidates": list(candidates)} if len(candidates) == n:
-            pass
-        case {"promptFeedback": {"blockReason": reason}}:
-            raise BackendError(f"the prompt was blocked: {reason}", backend=backend)
-        case _:
-            raise BackendError(
-                f"the API's answer does not have {n} candidates: {str(answer)[:200]!r}", backend=backend
-            )
-    texts = [_said(candidate) for candidate in candidates]
-    reasons = [_meta(answer, candidate.get("finishReason"), backend) for candidate in candidates]
-    found = zip(reasons, candidates, strict=True)
-    return texts, [meta | _thought(_said(one, thought=True)) | _called(one) for meta, one in found]
+class GeminiReply(ApiReply):
+    """A generateContent response, or the responses of a stream."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__(backend)
+        self._known: dict[str, Any] = {}
+        self._reason: str | None = None
+        self._logprobs = _Logprobs()
+
+    def read(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:
+        match answer:
+            case {"candidates": list(candidates)} if len(candidates) == n:
+                pass
+            case {"promptFeedback": {"blockReason": reason}}:
+                raise BackendError(f"the prompt was blocked: {reason}", backend=self.backend)
+            case _:
+                raise BackendError(
+                    f"the API's answer does not have {n} candidates: {str(answer)[:200]!r}",
+                    backend=self.backend,
+                )
+        metas = []
+        for candidate in candidates:
+            meta = _meta(answer, candidate.get("finishReason"), self.backend)
+            if reasoning := _text(candidate, thought=True):
+                meta["reasoning_content"] = reasoning
+            logprobs = _Logprobs()
+            logprobs.add(candidate)
+            metas.append(meta | _called(candidate) | logprobs.meta())
+        return [_text(candidate) for candidate in candidates], metas
+
+    def event(self, data: dict[str, Any]) -> Delta:
+        match data:
+            case {"error": {"message": message}}:
+                raise BackendError(f"the stream ended with an error: {message}", backend=self.backend)
+            case {"promptFeedback": {"blockReason": reason}}:
+                raise BackendError(f"the prompt was blocked: {reason}", backend=self.backend)
+        self._known |= {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
+        candidate = (data.get("candidates") or [{}])[0]
+        self._logprobs.add(candidate)
+        self._reason = candidate.get("finishReason") or self._reason
+        self.finished = self._reason is not None
+        return Delta(_text(candidate), reasoning=_text(candidate, thought=True))
+
+    def meta(self) -> dict[str, Any]:
+        return _meta(self._known, self._reason, self.backend) | self._logprobs.meta()
 
 
-def _said(candidate: Mapping[str, Any], *, thought: bool = False) -> str:
+class _Logprobs:
+    """Log-probabilities of a reply: (log-probability, id, text) per token, as in the runtime's own meta."""
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[float, int | None, str]] = []
+        self._tops: list[list[tuple[float, int | None, str]]] = []
+
+    def add(self, candidate: Mapping[str, Any]) -> None:
+        """Add those of a candidate, or of a piece of it."""
+        result = candidate.get("logprobsResult") or {}
+        self._tokens += map(_token, result.get("chosenCandidates") or ())
+        for step in result.get("topCandidates") or ():
+            self._tops.append([_token(one) for one in step.get("candidates") or ()])
+
+    def meta(self) -> dict[str, Any]:
+        """The metadata; empty if the reply has no log-probabilities."""
+        if not self._tokens:
+            return {}
+        return {"output_token_logprobs": self._tokens, "output_top_logprobs": self._tops}
+
+
+def _token(candidate: Mapping[str, Any]) -> tuple[float, int | None, str]:
+    # Fields at their defaults may be missing, as in all of Google's JSON.
+    return candidate.get("logProbability", 0.0), candidate.get("tokenId"), candidate.get("token", "")
+
+
+def _text(candidate: Mapping[str, Any], *, thought: bool = False) -> str:
     """The text of a candidate, or its thoughts."""
     parts = (candidate.get("content") or {}).get("parts") or ()
     return "".join(part.get("text", "") for part in parts if bool(part.get("thought")) is thought)
-
-
-def _thought(text: str) -> dict[str, Any]:
-    return {"reasoning_content": text} if text else {}
-
-
-def _event(event: str, last: dict[str, Any], backend: str) -> tuple[Delta, str | None, dict[str, Any]]:
-    """The piece, the finish reason where it is told, and what is known of the whole by now."""
-    try:
-        data = json.loads(event)
-    except ValueError as error:
-        raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
-    match data:
-        case {"error": {"message": message}}:
-            raise BackendError(f"the stream ended with an error: {message}", backend=backend)
-        case {"promptFeedback": {"blockReason": reason}}:
-            raise BackendError(f"the prompt was blocked: {reason}", backend=backend)
-        case dict():
-            pass
-        case _:
-            raise BackendError(f"an event of the stream is not an object: {event[:200]!r}", backend=backend)
-    known = last | {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
-    candidates = data.get("candidates") or [{}]
-    first = candidates[0]
-    return Delta(_said(first), reasoning=_said(first, thought=True)), first.get("finishReason"), known
 
 
 def _meta(answer: Mapping[str, Any], reason: Any, backend: str) -> dict[str, Any]:

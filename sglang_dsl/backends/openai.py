@@ -7,49 +7,31 @@ no model's peculiarities; `extensions` lists what a server takes beyond OpenAI's
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
-import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
-from runtime.protocol.messages import Message
-from sglang_dsl.backends.base import (
-    Backend,
-    Call,
-    ChoiceCall,
-    ChoiceScore,
-    ChoiceScores,
-    Completion,
-    Delta,
-    Prompt,
+from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
+from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
+from sglang_dsl.backends.common.native import (
+    as_json,
+    choices_request,
+    output_of,
+    prompt_fields,
+    scores_of,
 )
-from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
-from sglang_dsl.backends.common.faults import scored, scoring
+from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
-from sglang_dsl.backends.common.openai_stream import Reply, pieces_of
-from sglang_dsl.backends.common.openai_tools import offered
-from sglang_dsl.backends.common.prompts import faults, turns
-from sglang_dsl.backends.common.remote import (
-    Leading,
-    Shaped,
-    check_spec_only,
-    form_for,
-    response_format,
-    spoken,
-)
-from sglang_dsl.backends.common.transport import Limits, Transport
-from sglang_dsl.conversation.usage import TokenUsage
+from sglang_dsl.backends.common.openai_stream import OpenAIReply
+from sglang_dsl.backends.common.prompts import faults
+from sglang_dsl.backends.common.remote import Leading, Shaped, check_spec_only, renamed
 from sglang_dsl.errors import BackendError, Unsupported
 
 BASE_URL = "https://api.openai.com/v1"
-# Our sampling words -> the API's.
+# Our sampling parameters -> the API's.
 TAKES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -74,11 +56,8 @@ EXTENSIONS = {
     "echo": "echo",
     "choices": "choices",
 }
-_MOST_TOPS = 5  # likeliest tokens that OpenAI tells, at most
+_MOST_TOPS = 5  # likeliest tokens that OpenAI returns, at most
 _MOST_STEPS = 32
-_HINT = (
-    'use json_schema or choices in a chat, or pass extensions=["regex"] or ["ebnf"] if the server supports it'
-)
 
 
 def _deployment(endpoint: str | None, deployment: str) -> str:
@@ -92,7 +71,7 @@ def _deployment(endpoint: str | None, deployment: str) -> str:
     return f"{resource.rstrip('/')}/openai/deployments/{quote(deployment, safe='')}"
 
 
-class OpenAI(Backend):
+class OpenAI(ApiBackend):
     """The model `model_name` at OpenAI's API, or at a compatible one.
 
     is_chat_model      True: chat completions; False: text completions, which take no turns; None: prompts
@@ -122,7 +101,11 @@ class OpenAI(Backend):
     """
 
     name = "openai"
-    speculates = tells_tokens = calls_tools = True
+    tells_tokens = True
+    constraint_hint = (
+        'use json_schema or choices in a chat, or pass extensions=["regex"] or ["ebnf"] if the server '
+        "supports it"
+    )
 
     def __init__(
         self,
@@ -149,10 +132,9 @@ class OpenAI(Backend):
         named = set(EXTENSIONS) if extensions == "all" else {*extensions}
         if unknown := sorted(named - set(EXTENSIONS)):
             raise ValueError(f"unknown extensions {', '.join(unknown)}; known: {', '.join(EXTENSIONS)}")
-        self.model_name, self.is_chat_model = model_name, is_chat_model
-        self.token_usage = TokenUsage()
-        self._choices = ChatChoices(self.name)
-        self._takes = TAKES | {word: EXTENSIONS[word] for word in named}
+        super().__init__(model_name)
+        self.is_chat_model = is_chat_model
+        self.takes = TAKES | {name: EXTENSIONS[name] for name in named}
         self._extensions = named
         self.prefills = "prefill" in named
         self._limit_field = max_tokens_field
@@ -171,56 +153,7 @@ class OpenAI(Backend):
         else:
             raise ValueError("azure_endpoint and azure_deployment are for Azure: pass is_azure=True, too")
         self._query = f"?api-version={api_version}" if is_azure else ""
-        self._transport = Transport(
-            url.rstrip("/"),
-            ({} if not key and not is_azure else headers) | dict(default_headers or {}),
-            limits=Limits(read_s=timeout, retries=max_retries),
-            name=self.name,
-        )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model_name!r})"
-
-    def get_model_name(self) -> str:
-        """The model's name, as it was given."""
-        return self.model_name
-
-    @property
-    def identity(self) -> str:
-        return f"{self.name}:{self.model_name}"
-
-    # -- the verbs -------------------------------------------------------------------------------------------
-
-    async def generate(self, call: Call) -> Completion:
-        path, body, shaped = self._request(call)
-        with faults(self.name):
-            answer = await self._transport.post(path, json.dumps(body).encode(), call.timeout)
-        reply = Reply(self.name, chat=path.startswith("/chat"))
-        texts, metas = reply.whole(answer, call.n)
-        self._charge(metas[0])
-        return shaped.completion(texts, metas)
-
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
-        if call.n != 1:
-            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
-        if call.prompt.tools and call.tool_choice != "none":
-            async for delta in self.whole(call):
-                yield delta
-            return
-        path, body, shaped = self._request(call)
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        with faults(self.name):
-            events = self._transport.events(path, json.dumps(body).encode(), call.timeout)
-            reply = Reply(self.name, chat=path.startswith("/chat"))
-            async with aclosing(pieces_of(events, reply)) as deltas:  # type: ignore[type-var]
-                async for delta in deltas:
-                    if delta.meta is None:
-                        piece = shaped.piece(delta.text)
-                        if piece or delta.reasoning:
-                            yield Delta(piece, reasoning=delta.reasoning)
-                        continue
-                    self._charge(delta.meta)
-                    yield shaped.last(delta.meta)
+        self._connect(url, headers if key or is_azure else {}, default_headers, timeout, max_retries)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         text = self._text_of(call.prompt)
@@ -231,35 +164,61 @@ class OpenAI(Backend):
             return await self._measured(call)
         if text is not None:
             return await self._likeliest(text, call)
-        return await self._choices.scores(call, lambda room, words: self._chosen(call, room, words))
+        return await super().score(call)
 
     async def info(self) -> dict[str, Any]:
         with faults(self.name):
-            told = await self._transport.get(f"/models/{self.model_name}{self._query}", 30.0)
+            model = await self._transport.get(f"/models/{self.model_name}{self._query}", 30.0)
         return {
             "backend": self.name,
             "url": self._transport.base_url,
-            **(told if isinstance(told, dict) else {}),
+            **(model if isinstance(model, dict) else {}),
         }
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def _request(self, call: Call) -> tuple[str, dict[str, Any], Shaped]:
-        """Path, body, and how to read the constraint's text from the reply."""
-        if call.options:
+    def request(self, call: Call, sampling: dict[str, Any], shaped: Shaped, *, stream: bool) -> ApiRequest:
+        body: dict[str, Any] = {"model": self.model_name, **sampling}
+        if call.constraint is not None and call.constraint.kind in self._extensions:
+            body[EXTENSIONS[call.constraint.kind]] = call.constraint.spec
+        if stream:
+            body |= STREAMED
+        text = self._text_of(call.prompt)
+        if text is None:
+            hint = 'or pass extensions=["prefill"] if the server supports continue_final_message'
+            body |= chat_messages(call.prompt, self.name, prefill=self.prefills, hint=hint)
+            body |= chat_fields(call, shaped.form, self._limit_field)
+            return ApiRequest(f"/chat/completions{self._query}", body)
+        if call.prompt.tools and call.tool_choice != "none":
             raise Unsupported(
-                f"{self.name} does not take {', '.join(sorted(call.options))}", backend=self.name
+                "text completions take no tools",
+                backend=self.name,
+                hint="write the prompt as turns, for a chat model",
             )
-        if call.logprob_start_len >= 0:
-            raise Unsupported(f"{self.name} returns no log-probabilities of the prompt", backend=self.name)
-        body: dict[str, Any] = {"model": self.model_name, **spoken(call.sampling, self._takes, self.name)}
+        body |= {"prompt": text + shaped.opening, "max_tokens": call.sampling.max_new_tokens}
         if call.n > 1:
             body["n"] = call.n
-        text = self._text_of(call.prompt)
-        return self._chat(call, body) if text is None else self._completion(call, text, body)
+        if call.wants_logprobs:
+            body["logprobs"] = max(call.top_logprobs, 1)
+        return ApiRequest(f"/completions{self._query}", body)
+
+    def reply(self, request: ApiRequest) -> OpenAIReply:
+        return OpenAIReply(self.name, chat=request.path.startswith("/chat"))
+
+    def shape(self, call: Call) -> Shaped:
+        constraint = call.constraint
+        if constraint is not None and constraint.kind in self._extensions:
+            check_spec_only(constraint, self.name)
+            return Shaped(call, None)
+        if constraint is None or self._text_of(call.prompt) is None:
+            return super().shape(call)
+        if constraint.spec in Leading.KINDS:
+            return Leading(call, constraint)
+        raise Unsupported(
+            f"text completions cannot enforce {constraint.kind}",
+            backend=self.name,
+            hint=self.constraint_hint,
+        )
 
     def _text_of(self, prompt: Prompt) -> str | None:
         """A prompt for text completions; None for chat completions. Raises Unsupported."""
@@ -271,55 +230,6 @@ class OpenAI(Backend):
                 hint="leave is_chat_model out",
             )
         return text
-
-    def _completion(self, call: Call, text: str, body: dict[str, Any]) -> tuple[str, dict[str, Any], Shaped]:
-        body |= {"prompt": text, "max_tokens": call.sampling.max_new_tokens}
-        if call.return_logprob:
-            body["logprobs"] = max(call.top_logprobs, 1)
-        return f"/completions{self._query}", body, self._constrain(call, body, chat=False)
-
-    def _chat(self, call: Call, body: dict[str, Any]) -> tuple[str, dict[str, Any], Shaped]:
-        body |= self._messages(call.prompt)
-        body |= offered(call.prompt.tools, call.tool_choice, call.parallel_tools)
-        body[self._limit_field] = call.sampling.max_new_tokens
-        if call.return_logprob:
-            body |= {"logprobs": True, "top_logprobs": call.top_logprobs}
-        return f"/chat/completions{self._query}", body, self._constrain(call, body, chat=True)
-
-    def _messages(self, prompt: Prompt) -> dict[str, Any]:
-        done, prefill = turns(prompt, self.name)
-        body: dict[str, Any] = {"messages": [wire(message) for message in done]}
-        if prefill is not None:
-            if "prefill" not in self._extensions:
-                raise Unsupported(
-                    f"{self.name} cannot continue a reply that has begun ({str(prefill.content)[:60]!r})",
-                    backend=self.name,
-                    hint='start assistant(...) with gen, or pass extensions=["prefill"] if the server '
-                    "supports continue_final_message",
-                )
-            body["messages"].append(wire(prefill))
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        return body
-
-    def _constrain(self, call: Call, body: dict[str, Any], *, chat: bool) -> Shaped:
-        constraint = call.constraint
-        if constraint is not None and constraint.kind in self._extensions:
-            check_spec_only(constraint, self.name)
-            body[EXTENSIONS[constraint.kind]] = constraint.spec
-            return Shaped(call, None, body)
-        if constraint is not None and not chat and constraint.spec in Leading.KINDS:
-            return Leading(call, constraint, body)
-        if constraint is not None and not chat:
-            raise Unsupported(
-                f"text completions cannot enforce {constraint.kind}", backend=self.name, hint=_HINT
-            )
-        form = form_for(call, self.name, _HINT)
-        if form is not None:
-            body["response_format"] = response_format("reply", form.schema, strict=form.strict)
-        return Shaped(call, form, body)
-
-    def _charge(self, meta: Mapping[str, Any]) -> None:
-        self.token_usage.add(meta.get("prompt_tokens") or 0, meta.get("completion_tokens") or 0)
 
     # -- choices ---------------------------------------------------------------------------------------------
 
@@ -340,36 +250,32 @@ class OpenAI(Backend):
                 tuple(answer["token_logprobs"][: len(score)])
                 for answer, score in zip(bare, scores, strict=True)
             ]
-        made = (ChoiceScore(score, (), prior) for score, prior in zip(scores, priors, strict=True))
-        return ChoiceScores(tuple(made), {"exact": True})
+        pairs = zip(scores, priors, strict=True)
+        return ChoiceScores(tuple(ChoiceScore(score, (), prior) for score, prior in pairs), {"exact": True})
 
     async def _likeliest(self, text: str, call: ChoiceCall) -> ChoiceScores:
-        """By the likeliest next tokens, which every server tells. The options not chosen are not scored."""
+        """By the likeliest next tokens, which every server returns. The options not chosen are not scored."""
         if call.unconditional:
             raise Unsupported(
                 f"{self.name} returns no log-probabilities of given text",
                 backend=self.name,
                 hint='pass extensions=["echo"] if the server supports echo with logprobs',
             )
-        room = min(_MOST_STEPS, 1 + max(map(len, call.choices)))
-        seed = {} if call.seed is None or not call.temperature else {"seed": call.seed}
+        sampling: dict[str, Any] = {"temperature": call.temperature}
+        if call.seed is not None and call.temperature:
+            sampling["seed"] = call.seed
+        fields = {
+            "max_tokens": min(_MOST_STEPS, 1 + max(map(len, call.choices))),
+            "logprobs": _MOST_TOPS,
+            **renamed(sampling, self.takes, self.name),
+        }
 
-        async def ask(said: str) -> Steps:
-            body = {
-                "model": self.model_name,
-                "prompt": text + said,
-                "max_tokens": room,
-                "logprobs": _MOST_TOPS,
-                "temperature": call.temperature,
-                **seed,
-            }
-            with faults(self.name):
-                data = json.dumps(body).encode()
-                answer = await self._transport.post(f"/completions{self._query}", data, call.timeout)
-            texts, metas = Reply(self.name, chat=False).whole(answer, 1)
-            self._charge(metas[0])
-            told = zip(metas[0].get("output_token_logprobs", ()), metas[0].get("output_top_logprobs", ()))
-            steps = [(token, {top: lp for lp, _, top in tops}) for (_, _, token), tops in told]
+        async def ask(prefix: str) -> Steps:
+            answer = await self._complete(text + prefix, fields, call.timeout)
+            texts, metas = OpenAIReply(self.name, chat=False).read(answer, 1)
+            self.token_usage.count(metas[0])
+            tokens = zip(metas[0].get("output_token_logprobs", ()), metas[0].get("output_top_logprobs", ()))
+            steps = [(token, {top: lp for lp, _, top in tops}) for (_, _, token), tops in tokens]
             return steps or [(texts[0], {})] * bool(texts[0])
 
         pick = drawn(call.temperature, random.Random(call.seed)) if call.temperature else None
@@ -378,59 +284,35 @@ class OpenAI(Backend):
         scores = (ChoiceScore(path) if at == index else none for at in range(len(call.choices)))
         return ChoiceScores(tuple(scores), {"exact": False, "how": "likeliest tokens"})
 
+    async def _complete(
+        self, prompt: str | list[str], fields: Mapping[str, Any], timeout: float | None
+    ) -> Any:
+        """The answer to a text completion. Raises BackendError."""
+        body = {"model": self.model_name, "prompt": prompt, **fields}
+        return await self.send(ApiRequest(f"/completions{self._query}", body), timeout)
+
     async def _echo(self, prompts: Sequence[str], timeout: float | None) -> list[dict[str, Any]]:
-        body = {
-            "model": self.model_name,
-            "prompt": list(prompts),
-            "echo": True,
-            "logprobs": 1,
-            "max_tokens": 0,
-            "temperature": 0,
-        }
-        with faults(self.name):
-            data = json.dumps(body).encode()
-            answer = await self._transport.post(f"/completions{self._query}", data, timeout)
+        """The log-probabilities of each prompt's own tokens. Raises BackendError, Unsupported."""
+        fields = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
+        answer = await self._complete(list(prompts), fields, timeout)
         match answer:
             case {"choices": list(choices)} if len(choices) == len(prompts):
                 found = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
             case _:
                 raise BackendError(f"the API's answer is not a completion: {str(answer)[:200]!r}")
-        usage = answer.get("usage") or {}
-        self.token_usage.add(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0)
+        self.token_usage.count(answer.get("usage") or {})
         if not all(isinstance(one, dict) and one.get("token_logprobs") for one in found):
             raise Unsupported(f"{self.name} sent no log-probabilities with echo", backend=self.name)
         return found
 
-    async def _chosen(
-        self, call: ChoiceCall, room: int, words: Mapping[str, Any]
-    ) -> tuple[str, dict[str, Any]]:
-        """One reply held to the options."""
-        body: dict[str, Any] = {
-            "model": self.model_name,
-            **self._messages(call.prompt),
-            **offered(call.prompt.tools),
-            self._limit_field: room,
-            **words,
-            "response_format": response_format("choice", options_schema(call.choices), strict=True),
-        }
-        with faults(self.name):
-            data = json.dumps(body).encode()
-            answer = await self._transport.post(f"/chat/completions{self._query}", data, call.timeout)
-        texts, metas = Reply(self.name, chat=True).whole(answer, 1)
-        self._charge(metas[0])
-        return texts[0], metas[0]
-
     async def _measured(self, call: ChoiceCall) -> ChoiceScores:
         """By the bundled server's own interface, at the same address."""
-        prompt = call.prompt
-        body = {"messages": msgspec.to_builtins(prompt.messages), **scoring(call)}
-        body |= {"tools": list(prompt.tools)} if prompt.tools else {}
+        body = as_json(choices_request(call, prompt_fields(call.prompt)))
         path = f"{self._transport.base_url.removesuffix('/v1')}/generate"
-        with faults(self.name):
-            answer = await self._transport.post(path, json.dumps(body).encode(), call.timeout)
-        found = scored(answer, call, self.name)
-        self._charge(found.meta)
-        return found
+        output = output_of(await self.send(ApiRequest(path, body), call.timeout), self.name)
+        missing = BackendError("the server returned a choice without scores", backend=self.name)
+        self.token_usage.count(output.meta)
+        return scores_of(output, call, missing)
 
 
 def _first_after(answer: Mapping[str, Any], length: int) -> int:
@@ -438,33 +320,3 @@ def _first_after(answer: Mapping[str, Any], length: int) -> int:
     offsets = answer["text_offset"]
     ends = [*offsets[1:], math.inf]
     return next(at for at, end in enumerate(ends) if end > length)
-
-
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a turn; sounds that are at hand as the API takes them, {"data", "format"}."""
-    match part:
-        case {"type": "audio_url", "audio_url": {"url": str(url)}}:
-            found = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-            if found is None:
-                return dict(part)
-            name = {"mpeg": "mp3"}.get(found[1], found[1])
-            return {"type": "input_audio", "input_audio": {"data": found[2], "format": name}}
-        case _:
-            return dict(part)
-
-
-def wire(message: Message) -> dict[str, Any]:
-    """A turn as the chat API takes it."""
-    made: dict[str, Any] = {"role": message.role, "content": message.content}
-    if not isinstance(message.content, str):
-        made["content"] = [_part(part) for part in message.content]
-    if message.name is not None:
-        made["name"] = message.name
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return made

@@ -208,6 +208,8 @@ class Runtime:
         body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
         async with aclosing(self.endpoint.pieces(body)) as pieces:  # type: ignore[type-var]
             async for delta in pieces:
+                if delta.finished:
+                    self.endpoint.token_usage.count(delta.meta)
                 if delta.text:
                     yield delta.text
 

@@ -47,11 +47,16 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     tool_choice: str = "auto"
     parallel_tools: bool = True
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities of the output are asked for: `top_logprobs` asks for them, too."""
+        return self.return_logprob or self.top_logprobs > 0
+
 
 class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
     """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt. A backend
-    that measures no log-probabilities takes one of the choices: the best at `temperature` 0, else a draw, by
-    `seed` where its API takes one."""
+    that measures no log-probabilities takes one of the choices: the best at `temperature` 0, else a draw with
+    `seed`. It raises Unsupported for a seed that its API does not take."""
 
     prompt: Prompt
     choices: tuple[str, ...]

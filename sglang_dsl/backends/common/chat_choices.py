@@ -6,34 +6,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from sglang_dsl.backends.base import ChoiceCall, ChoiceScore, ChoiceScores
+from sglang_dsl.backends.common.remote import JsonForm
 from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.ir.typed import json_in, unfenced
 
 Asks: TypeAlias = "Callable[[int, dict[str, Any]], Awaitable[tuple[str, dict[str, Any]]]]"
-"""Sends the request for at most so many tokens, with these sampling parameters (temperature, seed), and gives
-the reply with its meta."""
+"""Sends a request with this max_tokens and these sampling parameters (temperature, seed), and returns the
+reply's text and metadata."""
 
-_THOUGHTS = 8192
+_REASONING_TOKENS = 8192
 """Tokens for a model that reasons before it replies."""
 
 
-def options_schema(choices: Sequence[str]) -> dict[str, Any]:
-    """The schema of {"choice": one of the options}."""
-    return {
+def choice_form(choices: Sequence[str]) -> JsonForm:
+    """The reply to ask for: {"choice": one of the options}."""
+    schema = {
         "type": "object",
         "properties": {"choice": {"type": "string", "enum": list(dict.fromkeys(choices))}},
         "required": ["choice"],
         "additionalProperties": False,
     }
+    return JsonForm(schema, wrapped=False, plain=False, strict=True, name="choice")
 
 
 class ChatChoices:
-    """For one backend. Remembers whether its model refuses a temperature, as reasoning models do: at 0 it is
-    then asked without one, which the metadata tell as temperature None."""
+    """The choices of one backend. Remembers whether its model refuses a temperature, as reasoning models do:
+    choices at temperature 0 are then requested without one, and meta["temperature"] is None."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -47,16 +49,16 @@ class ChatChoices:
                 backend=self._backend,
                 hint="use the method token_length_normalized",
             )
-        room = 64 + 4 * max(map(len, call.choices))
-        words: dict[str, Any] = {"temperature": call.temperature}
+        max_tokens = 64 + 4 * max(map(len, call.choices))
+        sampling: dict[str, Any] = {"temperature": call.temperature}
         if call.temperature and call.seed is not None:
-            words["seed"] = call.seed
+            sampling["seed"] = call.seed
         if self._refused and not call.temperature:
-            room, words = room + _THOUGHTS, {}
+            max_tokens, sampling = max_tokens + _REASONING_TOKENS, {}
         try:
-            text, meta = await ask(room, words)
+            text, meta = await ask(max_tokens, sampling)
         except BackendError as error:
-            if not words or not _refuses_temperature(error):
+            if not sampling or not _refuses_temperature(error):
                 raise
             if call.temperature:
                 raise Unsupported(
@@ -66,38 +68,35 @@ class ChatChoices:
                     hint="leave the temperature of select out",
                 ) from error
             self._refused = True
-            room, words = room + _THOUGHTS, {}
-            text, meta = await ask(room, words)
+            max_tokens, sampling = max_tokens + _REASONING_TOKENS, {}
+            text, meta = await ask(max_tokens, sampling)
         if (
-            not _whole(text)
+            json_in(text) is None
             and (meta.get("finish_reason") or {}).get("type") == "length"
-            and room < _THOUGHTS
+            and max_tokens < _REASONING_TOKENS
         ):
-            text, meta = await ask(room + _THOUGHTS, words)  # it reasoned, and there was no room left
-        return _picked(call, text, meta if words else {**meta, "temperature": None})
+            # The model used up the tokens for its reasoning.
+            text, meta = await ask(max_tokens + _REASONING_TOKENS, sampling)
+        return _picked(call, text, meta if sampling else {**meta, "temperature": None})
 
 
 def _refuses_temperature(error: BackendError) -> bool:
-    wrong = isinstance(error, Unsupported) or error.status in (400, 422)
-    return wrong and "temperature" in error.message.lower()
+    refused = isinstance(error, Unsupported) or error.status in (400, 422)
+    return refused and "temperature" in error.message.lower()
 
 
-def _whole(text: str) -> bool:
-    return json_in(text) is not None
-
-
-def _picked(call: ChoiceCall, text: str, meta: Mapping[str, Any]) -> ChoiceScores:
-    """The scores of a reply that was held to options_schema(). The options not chosen are not scored: their
-    probability is told as 0, and meta says that this is no measured distribution. Where the reply is none of
-    the options, meta says so under "invalid", and what it was under "reply"."""
-    told = {**meta, "exact": False, "how": "structured output"}
+def _picked(call: ChoiceCall, text: str, meta: dict[str, Any]) -> ChoiceScores:
+    """The scores of a reply that was constrained to choice_form(). The options not chosen are not scored:
+    their probability is 0, and meta["exact"] is False. If the reply is none of the options, meta has it as
+    "reply", and the error as "invalid"."""
+    meta = {**meta, "exact": False, "how": "structured output"}
     taken = _taken(text)
     if taken not in call.choices:
-        told |= {"reply": text, "invalid": "it is not one of the choices"}
-        return ChoiceScores((ChoiceScore((-math.inf,)),) * len(call.choices), told)
+        meta |= {"reply": text, "invalid": "it is not one of the choices"}
+        return ChoiceScores((ChoiceScore((-math.inf,)),) * len(call.choices), meta)
     index = call.choices.index(taken)
     scores = (ChoiceScore((0.0 if at == index else -math.inf,)) for at in range(len(call.choices)))
-    return ChoiceScores(tuple(scores), told)
+    return ChoiceScores(tuple(scores), meta)
 
 
 def _taken(text: str) -> str:

@@ -48,15 +48,15 @@ def with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> C
     if was_cut(meta) or (meta.get("finish_reason") or {}).get("type") == "length":
         return Completion((text,), dict(meta))
     reader = FunctionCallParser(call.prompt.tools, parser, incremental=call.constraint is not None)
-    said, calls = reader.parse_non_stream(text)
+    text, calls = reader.parse_non_stream(text)
     if not calls:
-        return Completion((said,), dict(meta))
+        return Completion((text,), dict(meta))
     earlier = sum(len(message.tool_calls) for message in call.prompt.messages)
-    told = [
+    meta_calls = [
         {"id": _id(parser, str(one.name), number), "name": one.name, "arguments": one.parameters}
         for number, one in enumerate(calls, earlier)
     ]
-    return Completion((said,), {**meta, "tool_calls": told})
+    return Completion((text,), {**meta, "tool_calls": meta_calls})
 
 
 def _id(parser: str, name: str, number: int) -> str:
@@ -65,10 +65,10 @@ def _id(parser: str, name: str, number: int) -> str:
     return f"functions.{name}:{number}" if parser == "kimi_k2" else f"call{number:05d}"
 
 
-def _strict(said: Mapping[str, Any]) -> Tool:
+def _strict(function: Mapping[str, Any]) -> Tool:
     """A tool whose calls the grammar keeps to its schema; objects in it take the members that they name, and
     others where the schema says so."""
-    tool = Tool.of(said)
+    tool = Tool.of(function)
     return Tool(tool.name, rewritten(tool.parameters, _closed), tool.description, strict=True)
 
 

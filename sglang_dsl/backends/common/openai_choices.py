@@ -1,5 +1,5 @@
 """Choices on a completion model that returns no log-probabilities of given text: the likeliest option by what
-the model would say next. Knows the words of a completion's log-probabilities, and no requests.
+the model would say next. Knows the fields of a completion's log-probabilities, and no requests.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Steps: TypeAlias = "Sequence[tuple[str, dict[str, float]]]"
 """The tokens of a completion, each with the likeliest tokens at its place and their log-probabilities."""
 
 Picks: TypeAlias = "Callable[[dict[str, float], str], str]"
-"""Of the tokens that go on with an option, by their log-probabilities, and the token that was said, the one
-to go on with."""
+"""Chooses a token, from the tokens that continue an option with their log-probabilities, and the token that
+the model wrote."""
 
 _MOST_BLANKS = 16
 
 
-def best(fits: dict[str, float], said: str) -> str:
+def best(fits: dict[str, float], token: str) -> str:
     """The likeliest token."""
     return max(fits, key=fits.__getitem__)
 
@@ -30,9 +30,9 @@ def drawn(temperature: float, random_numbers: random.Random) -> Picks:
     """A draw at a temperature: the token that was drawn at it, where that goes on with an option; else one of
     those that do, so that each is taken by its share of them."""
 
-    def pick(fits: dict[str, float], said: str) -> str:
-        if said in fits:
-            return said
+    def pick(fits: dict[str, float], token: str) -> str:
+        if token in fits:
+            return token
         tokens = list(fits)
         return tokens[draw(softmax(list(fits.values()), temperature), random_numbers.getrandbits(64))]
 
@@ -46,44 +46,44 @@ async def likeliest(
     log-probabilities of the tokens that told it from the others. `ask`: what the model says behind the prompt
     and a text; asked again only where the model would leave all options. Blanks before the first word do not
     count. Raises BackendError where no likely token begins an option."""
-    said, spoken, path = "", "", list[float]()
+    written, spoken, path = "", "", list[float]()
     left = dict.fromkeys(options)
     while True:
         asked_at = spoken
         for token, tops in await ask(spoken):
             tops = tops or {token: 0.0}
-            fits = {text: lp for text, lp in tops.items() if _goes_on(_after(said, text), said, left)}
-            if not fits or (said in left and token not in fits):
-                return _ended(options, said, tops), tuple(path)
+            fits = {text: lp for text, lp in tops.items() if _goes_on(_after(written, text), written, left)}
+            if not fits or (written in left and token not in fits):
+                return _ended(options, written, tops), tuple(path)
             taken = (pick or best)(fits, token)
             path.append(fits[taken])
-            done, said, spoken = len(said), _after(said, taken), spoken + taken
-            whole = [one for one in left if len(one) > done and said.startswith(one)]
-            left = {one: None for one in left if one.startswith(said)}
-            if all(len(one) <= len(said) for one in left):
+            done, written, spoken = len(written), _after(written, taken), spoken + taken
+            whole = [one for one in left if len(one) > done and written.startswith(one)]
+            left = {one: None for one in left if one.startswith(written)}
+            if all(len(one) <= len(written) for one in left):
                 return options.index(max(whole, key=len)), tuple(path)
             if len(left) == 1:
                 return options.index(next(iter(left))), tuple(path)
             if taken != token:
                 break  # from here on the model spoke of something else
-        if spoken == asked_at or (not said and len(spoken) > _MOST_BLANKS):
-            return _ended(options, said, {}), tuple(path)
+        if spoken == asked_at or (not written and len(spoken) > _MOST_BLANKS):
+            return _ended(options, written, {}), tuple(path)
 
 
-def _after(said: str, token: str) -> str:
-    return said + token if said else token.lstrip()
+def _after(written: str, token: str) -> str:
+    return written + token if written else token.lstrip()
 
 
-def _goes_on(text: str, said: str, options: dict[str, None]) -> bool:
-    """Whether an option that is not over with `said` goes on as `text` does, or ends within it."""
+def _goes_on(text: str, written: str, options: dict[str, None]) -> bool:
+    """Whether an option that is not over with `written` goes on as `text` does, or ends within it."""
     return not text or any(
-        len(one) > len(said) and (one.startswith(text) or text.startswith(one)) for one in options
+        len(one) > len(written) and (one.startswith(text) or text.startswith(one)) for one in options
     )
 
 
-def _ended(options: Sequence[str], said: str, tops: dict[str, float]) -> int:
-    if said in options:
-        return options.index(said)
+def _ended(options: Sequence[str], written: str, tops: dict[str, float]) -> int:
+    if written in options:
+        return options.index(written)
     raise BackendError(
         "the model would write none of the options; most likely here: "
         f"{', '.join(map(repr, tops)) or 'nothing'}",

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_dsl.backends.base import Delta
-from sglang_dsl.backends.common.openai_tools import called
+from sglang_dsl.backends.common.api import ApiReply
+from sglang_dsl.backends.common.openai_chat import called
 from sglang_dsl.errors import BackendError
 
 _FINISHES = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}
 
 
-class Reply:
-    """One request's answer. `chat`: of chat completions, else of completions."""
+class OpenAIReply(ApiReply):
+    """The reply to a request of chat completions (`chat`), or of completions."""
 
     def __init__(self, backend: str, *, chat: bool) -> None:
-        self.backend, self.chat = backend, chat
-        self.meta: dict[str, Any] = {}
-        self.finished = False
-        self.length = 0
-        self._thoughts: list[str] = []
+        super().__init__(backend)
+        self.chat = chat
+        self._known: dict[str, Any] = {}
         self._logprobs: list[tuple[float, None, str]] = []
         self._tops: list[list[tuple[float, None, str]]] = []
 
-    def whole(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:
-        """Texts and metas of a whole answer. Raises BackendError for an answer that is none, or a refusal."""
+    def read(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:
         match answer:
             case {"choices": list(choices)} if len(choices) == n:
                 pass
@@ -51,41 +47,29 @@ class Reply:
             metas.append(meta)
         return texts, metas
 
-    def event(self, data: Mapping[str, Any]) -> Delta:
-        """The pieces of text and reasoning in one event of a stream; what else it says is kept."""
+    def event(self, data: dict[str, Any]) -> Delta:
         if "error" in data:
             error = data["error"]
-            said = error.get("message") if isinstance(error, dict) else error
-            raise BackendError(f"the stream ended with an error: {said}", backend=self.backend)
+            message = error.get("message") if isinstance(error, dict) else error
+            raise BackendError(f"the stream ended with an error: {message}", backend=self.backend)
         if data.get("usage"):
-            self.meta |= _usage(data["usage"])
-        self.meta |= {key: data[key] for key in ("id", "model") if data.get(key)}
-        piece = thought = ""
+            self._known |= _usage(data["usage"])
+        self._known |= {key: data[key] for key in ("id", "model") if data.get(key)}
+        text = reasoning = ""
         for choice in data.get("choices") or ():
             delta = choice.get("delta") or {}
             if isinstance(delta.get("refusal"), str):
                 raise self._refused(delta["refusal"])
-            thought += _reasoning(delta)
-            piece += (delta.get("content") if self.chat else choice.get("text")) or ""
+            reasoning += _reasoning(delta)
+            text += (delta.get("content") if self.chat else choice.get("text")) or ""
             self._take_logprobs(choice.get("logprobs"))
             if choice.get("finish_reason") is not None:
                 self.finished = True
-                self.meta |= self._meta({}, choice["finish_reason"])
-        self.length += len(piece)
-        self._thoughts.append(thought)
-        return Delta(piece, reasoning=thought)
+                self._known |= self._meta({}, choice["finish_reason"])
+        return Delta(text, reasoning=reasoning)
 
-    def last(self) -> dict[str, Any]:
-        """The meta of a stream that is over. Raises BackendError where it broke off."""
-        if not self.finished:
-            raise BackendError(
-                f"the stream broke off after {self.length} characters",
-                backend=self.backend,
-                retryable=True,
-                hint="the connection or the server failed; the text so far is incomplete",
-            )
-        thought = "".join(self._thoughts)
-        return {**self.meta, "reasoning_content": thought} if thought else self.meta
+    def meta(self) -> dict[str, Any]:
+        return self._known
 
     def _meta(self, answer: Mapping[str, Any], finish: Any) -> dict[str, Any]:
         meta: dict[str, Any] = {key: answer[key] for key in ("id", "model") if answer.get(key)}
@@ -97,18 +81,19 @@ class Reply:
             meta["output_top_logprobs"] = list(self._tops)
         return meta
 
-    def _take_logprobs(self, told: Any) -> None:
-        """(log-probability, id, text) as the runtime's own meta has them; the API tells no ids."""
-        if not isinstance(told, dict):
+    def _take_logprobs(self, logprobs: Any) -> None:
+        """Keep (log-probability, id, text) of each token, as the runtime's own meta has them. The API returns
+        no ids."""
+        if not isinstance(logprobs, dict):
             return
-        if isinstance(told.get("content"), list):
-            for token in told["content"]:
+        if isinstance(logprobs.get("content"), list):
+            for token in logprobs["content"]:
                 self._logprobs.append((token["logprob"], None, token["token"]))
                 tops = token.get("top_logprobs") or ()
                 self._tops.append([(top["logprob"], None, top["token"]) for top in tops])
             return
-        tokens, values = told.get("tokens") or (), told.get("token_logprobs") or ()
-        best = told.get("top_logprobs") or [None] * len(tokens)
+        tokens, values = logprobs.get("tokens") or (), logprobs.get("token_logprobs") or ()
+        best = logprobs.get("top_logprobs") or [None] * len(tokens)
         for token, value, tops in zip(tokens, values, best):
             self._logprobs.append((value, None, token))
             self._tops.append([(lp, None, text) for text, lp in (tops or {}).items()])
@@ -122,36 +107,18 @@ class Reply:
         return BackendError(f"the model refused: {text[:500]}", backend=self.backend)
 
 
-def _reasoning(said: Mapping[str, Any]) -> str:
-    """The reasoning in a message or delta. Servers call it by one of two names, or by both."""
-    found = said.get("reasoning_content") or said.get("reasoning")
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """The reasoning in a message or delta. Servers use one of two names for it, or both."""
+    found = message.get("reasoning_content") or message.get("reasoning")
     return found if isinstance(found, str) else ""
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    made = {key: usage[key] for key in ("prompt_tokens", "completion_tokens") if usage.get(key) is not None}
+    meta = {key: usage[key] for key in ("prompt_tokens", "completion_tokens") if usage.get(key) is not None}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     if cached is not None:
-        made["cached_tokens"] = cached
-    if thought is not None:
-        made["reasoning_tokens"] = thought
-    return made
-
-
-async def pieces_of(events: AsyncIterator[str], reply: Reply) -> AsyncIterator[Delta]:
-    """The stream's pieces; the last one carries the meta. Events may be cut and joined as they like."""
-    async with aclosing(events):  # type: ignore[type-var]
-        async for event in events:
-            if event == "[DONE]":
-                break
-            try:
-                data = json.loads(event)
-            except ValueError as error:
-                raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
-            if not isinstance(data, dict):
-                raise BackendError(f"an event of the stream is not an object: {event[:200]!r}")
-            delta = reply.event(data)
-            if delta.text or delta.reasoning:
-                yield delta
-    yield Delta("", reply.last())
+        meta["cached_tokens"] = cached
+    if reasoning is not None:
+        meta["reasoning_tokens"] = reasoning
+    return meta

@@ -57,10 +57,10 @@ def _only_text(prompt: Prompt) -> Message | None:
     """A prompt that is text outside of turns, as a turn of the user; None for others."""
     if any(message.role != "raw" for message in prompt.messages):
         return None
-    said = [message for message in prompt.messages if message.content]
-    if len(said) != 1 or (isinstance(said[0].content, str) and not said[0].content.strip()):
+    filled = [message for message in prompt.messages if message.content]
+    if len(filled) != 1 or (isinstance(filled[0].content, str) and not filled[0].content.strip()):
         return None
-    return Message("user", said[0].content)
+    return Message("user", filled[0].content)
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def faults(backend: str) -> Any:
 
 def error_of(fault: HttpFault, backend: str) -> ProgramError:
     match fault.body:
-        case {"error": {"message": str(said)}} | {"message": str(said)} | {"error": str(said)}:
+        case {"error": {"message": str(reason)}} | {"message": str(reason)} | {"error": str(reason)}:
             pass
         case other:
-            said = str(other)[:500].strip() or "no reason given"
+            reason = str(other)[:500].strip() or "no reason given"
     return BackendError(
-        f"the API answered {fault.status}: {said}",
+        f"the API answered {fault.status}: {reason}",
         backend=backend,
         status=fault.status,
         retryable=fault.status in RETRYABLE,

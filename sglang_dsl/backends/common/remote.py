@@ -1,5 +1,5 @@
-"""What the backends for other people's APIs share: which sampling words they take, how a constraint becomes
-structured output, and how a reply is read. Knows no API's wire format.
+"""What the backends for other providers' APIs share: names of sampling parameters, constraints as structured
+output, and how a reply is read. Knows no API's wire format.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgspec
-
 from runtime.formats.json_stream import JsonStream, JsonStreamError
 from runtime.protocol.constraint import JSON_WORDS, Constraint
-from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Call, Completion, Delta
 from sglang_dsl.errors import Unsupported
 from sglang_dsl.ir.typed import json_in, unfenced
@@ -27,18 +24,16 @@ ANY_JSON = "$$ANY$$"
 """The json_schema that stands for any JSON value."""
 
 
-def spoken(params: SamplingParams, takes: Mapping[str, str], backend: str) -> dict[str, Any]:
-    """The sampling words that differ from their defaults, under the names of `takes` (ours -> the API's).
-    Raises Unsupported for those that are not in it."""
-    said: dict[str, Any] = msgspec.to_builtins(params)
-    said.pop("max_new_tokens", None)
-    if unknown := sorted(set(said) - set(takes)):
+def renamed(sampling: Mapping[str, Any], takes: Mapping[str, str], backend: str) -> dict[str, Any]:
+    """Sampling parameters under an API's names. `takes`: our name -> the API's. Raises Unsupported for
+    parameters that are not in it."""
+    if unknown := sorted(name for name in sampling if name not in takes):
         raise Unsupported(
             f"{backend} does not take {', '.join(unknown)}",
             backend=backend,
             hint=f"it supports {', '.join(sorted(takes))}; leave the others out for this backend",
         )
-    return {takes[word]: value for word, value in said.items()}
+    return {takes[name]: value for name, value in sampling.items()}
 
 
 # -- constraints as structured output ------------------------------------------------------------------------
@@ -69,12 +64,14 @@ class JsonForm:
     plain    whether that value is a string whose text, without quotes, is what was wanted
     strict   whether every object of the schema names all its properties as required and allows no others,
              which is what "strict" structured output takes
+    name     what the schema is called in a request
     """
 
     schema: dict[str, Any]
     wrapped: bool
     plain: bool
     strict: bool
+    name: str = "reply"
 
     def read(self, text: str, constraint: Constraint) -> str:
         """The text wanted, from the reply: a fence or prose around the one JSON value is left out. Raises
@@ -252,29 +249,38 @@ def _as_the_grammars_read_it(schema: Any) -> Any:
 
 
 class Shaped:
-    """Replies on their way to the texts wanted. One that does not fit its constraint stays as it is, and its
-    meta says why under "invalid": that is the error of its variable. One that was taken out of a fence or of
-    prose is whole under "reply"."""
+    """How a call's constraint is asked for, and how its replies are read. A reply that does not fit its
+    constraint stays as it is, and its meta says why under "invalid": that is the error of its variable. A
+    reply that was taken out of a fence or of prose is whole under "reply".
 
-    def __init__(self, call: Call, form: JsonForm | None, body: dict[str, Any], stop: str = "stop") -> None:
-        self._constraint, self._form = call.constraint, form
+    form     the JSON schema to ask for; None: the API enforces the constraint itself, or there is none
+    opening  what the request writes for the model at the end of its prompt
+    """
+
+    opening = ""
+
+    def __init__(self, call: Call, form: JsonForm | None) -> None:
+        self.form = form
+        self._constraint = call.constraint
         self._free = form is None
         # A stream: what came, what of it was shown, and the object that it begins with until that is over.
         self._came: list[str] = []
         self._shown, self._over = "", form is not None and form.wrapped
-        self._object, self._read = JsonStream(strings=False), 0
-        self._stops: tuple[str, ...] = ()
-        if form is not None and form.wrapped:
-            # They are about the value, not the JSON around it: `body` loses them, the value is cut here.
-            self._stops = call.sampling.stop
-            body.pop(stop, None)
+        self._object: JsonStream | None = None
+        self._read = 0
+        # Stop texts are about the value, not the JSON around it: a wrapped value is cut here.
+        self._stops = call.sampling.stop if form is not None and form.wrapped else ()
+
+    def stops(self, stops: Sequence[str]) -> list[str]:
+        """Of the call's stop texts, those that the API is asked for."""
+        return [] if self._stops else list(stops)
 
     def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
-        """What whole replies come to."""
-        found = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
-        told = [meta for _, meta in found]
-        meta = told[0] if len(told) == 1 else {**told[0], "samples": told}
-        return Completion(tuple(text for text, _ in found), meta)
+        """The completion for whole replies."""
+        read = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
+        samples = [meta for _, meta in read]
+        meta = samples[0] if len(samples) == 1 else {**samples[0], "samples": samples}
+        return Completion(tuple(text for text, _ in read), meta)
 
     def piece(self, text: str) -> str:
         """What of a streamed piece can be shown now: an object that the reply begins with, as it comes. What
@@ -287,6 +293,8 @@ class Shaped:
             self._over |= bool(text) and text[0] != "{"
         if self._over or not text:
             return ""
+        if self._object is None:
+            self._object = JsonStream(strings=False)
         try:
             self._object.feed(text)
         except JsonStreamError as error:
@@ -319,31 +327,29 @@ class Shaped:
 
     def read(self, text: str) -> str:
         """The text wanted, of a whole reply. Raises Misfit."""
-        if self._form is None or self._constraint is None:
+        if self.form is None or self._constraint is None:
             return text
-        value = self._form.read(text, self._constraint)
+        value = self.form.read(text, self._constraint)
         ends = [at for stop in self._stops if (at := value.find(stop)) >= 0]
         return value[: min(ends)] if ends else value
 
 
 class Leading(Shaped):
-    """A number, bool or string read from the begin of what a completion model says, where nothing holds the
-    model to one. `body`: a request with "prompt", and maybe "stop", which is changed: a string's opening
-    quote is said for the model, and stop texts that end a number before it began are left out."""
+    """A number, bool or string read from the start of a completion model's text, which no constraint holds.
+    A string's opening quote is written for the model. Stop texts of blanks, which would end the text before
+    the value begins, are left out."""
 
     KINDS: ClassVar[frozenset[str]] = frozenset({REGEX_INT, REGEX_FLOAT, REGEX_BOOL, REGEX_STR})
 
-    def __init__(self, call: Call, constraint: Constraint, body: dict[str, Any]) -> None:
-        super().__init__(call, None, body)
+    def __init__(self, call: Call, constraint: Constraint) -> None:
+        super().__init__(call, None)
         self._asked, self._free = constraint, False
         self._quote = constraint.spec == REGEX_STR
-        stops = [stop for stop in body.get("stop", ()) if stop.strip()]
-        if self._quote:
-            body["prompt"] += '"'
-            stops = ['"', *stops]
-        body.pop("stop", None)
-        if stops:
-            body["stop"] = stops
+        self.opening = '"' if self._quote else ""
+
+    def stops(self, stops: Sequence[str]) -> list[str]:
+        own = ['"'] if self._quote else []
+        return [*own, *(stop for stop in stops if stop.strip())]
 
     def piece(self, text: str) -> str:
         self._came.append(text)
@@ -362,35 +368,34 @@ _UP_TO_A_QUOTE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 def _quoted(text: str) -> str:
-    """The JSON string that `text` is the begin of, its opening quote said already. What no JSON string may
-    hold as it is (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
+    """The JSON string at the start of `text`, whose opening quote the request has written. What a JSON string
+    cannot contain (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
     out."""
     lead = text.lstrip()
     found = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
-    said = "" if found is None else found[0]
-    if re.fullmatch(REGEX_STR, f'"{said}"'):
-        return f'"{said}"'
+    content = "" if found is None else found[0]
+    if re.fullmatch(REGEX_STR, f'"{content}"'):
+        return f'"{content}"'
     try:
-        value = json.loads(f'"{said}"', strict=False)
+        value = json.loads(f'"{content}"', strict=False)
     except ValueError:
-        value = said
+        value = content
     return json.dumps(value, ensure_ascii=False)
 
 
 def check_spec_only(constraint: Constraint, backend: str) -> None:
-    """Raises Unsupported where the constraint says more than its kind and text, which no API takes."""
-    said = [word for word in JSON_WORDS if getattr(constraint, word) is not None]
-    if said:
+    """Raise Unsupported if the constraint has more than its kind and text, which no API takes."""
+    fields = [name for name in JSON_WORDS if getattr(constraint, name) is not None]
+    if fields:
         raise Unsupported(
-            f"{backend} does not take {', '.join(said)} together with a constraint",
+            f"{backend} does not take {', '.join(fields)} together with a constraint",
             backend=backend,
             hint="leave it out for this backend",
         )
 
 
 def form_for(call: Call, backend: str, hint: str = "use json_schema or choices") -> JsonForm | None:
-    """How an API that knows JSON schemas only is asked for the call's constraint; None where there is none.
-    Raises Unsupported."""
+    """The JSON schema that asks an API for the call's constraint; None without one. Raises Unsupported."""
     if call.constraint is None:
         return None
     check_spec_only(call.constraint, backend)
@@ -408,8 +413,3 @@ def form_for(call: Call, backend: str, hint: str = "use json_schema or choices")
             hint="make every property required and additionalProperties false, or pip install jsonschema-rs",
         )
     return form
-
-
-def response_format(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """A schema as OpenAI's chat API asks for it."""
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}

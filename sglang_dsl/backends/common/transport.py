@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 
 from sglang_dsl.concurrency.loop import running
 from sglang_dsl.errors import BackendError, ProgramError, Timeout
@@ -150,9 +151,9 @@ class Transport:
         return min(self.limits.read_s, max(0.0, deadline - time.monotonic()))
 
     def _late(self, path: str, timeout_s: float | None) -> Timeout:
-        said = f"within {timeout_s:g} s" if timeout_s is not None else f"for {self.limits.read_s:g} s"
+        period = f"within {timeout_s:g} s" if timeout_s is not None else f"for {self.limits.read_s:g} s"
         return Timeout(
-            f"{self.base_url}{path} gave no answer {said}",
+            f"{self.base_url}{path} gave no answer {period}",
             backend=self.name,
             retryable=True,
             hint="allow more time, or look at the server's load",
@@ -174,7 +175,7 @@ def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> 
 
 
 class _Closing:
-    """Holds the tasks that close clients nobody holds any more, until they are done."""
+    """Holds the tasks that close unused clients, until they are done."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,14 +201,14 @@ class _Answer:
 
     async def __aenter__(self) -> httpx.Response:
         transport, attempt = self._transport, 0
-        told: HttpFault | None = None
+        refusal: HttpFault | None = None
         while True:
             try:
                 return await self._send()
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
                 if not await self._again(attempt, None):
-                    if told is not None:
-                        raise told from error  # the server's last words say more than its silence
+                    if refusal is not None:
+                        raise refusal from error  # it says more than a missing connection
                     raise BackendError(
                         f"no connection to {transport.base_url}: {error or type(error).__name__}",
                         backend=transport.name,
@@ -219,11 +220,11 @@ class _Answer:
             except httpx.InvalidURL as error:
                 raise BackendError(f"{transport.base_url!r} is not a URL: {error}") from error
             except httpx.HTTPError as error:
-                raise told or transport._broken(self._path, error) from error
+                raise refusal or transport._broken(self._path, error) from error
             except HttpFault as fault:
                 if fault.status not in BUSY or not await self._again(attempt, fault.retry_after_s):
                     raise
-                told = fault
+                refusal = fault
             attempt += 1
 
     async def _send(self) -> httpx.Response:
@@ -308,6 +309,33 @@ class EventDecoder:
         return None
 
 
+def json_event(text: str, backend: str) -> dict[str, Any]:
+    """The JSON object in an event's data. Raises BackendError."""
+    try:
+        found = _parsed(text)
+    except ValueError as error:
+        raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}", backend=backend) from error
+    if not isinstance(found, dict):
+        raise BackendError(f"an event of the stream is not an object: {text[:200]!r}", backend=backend)
+    return found
+
+
+def json_body(value: Any) -> bytes:
+    """A request's body. msgspec takes 0.5 us for a short chat, json 9 us."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair, or keys of other types
+        return json.dumps(value).encode()
+
+
+def _parsed(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return json.loads(text)  # which takes NaN, Infinity and half a surrogate pair, too
+
+
 async def _closable(pieces: AsyncIterator[bytes]) -> Any:
     async for piece in pieces:
         yield piece
@@ -315,7 +343,7 @@ async def _closable(pieces: AsyncIterator[bytes]) -> Any:
 
 def _decoded(content: bytes) -> Any:
     try:
-        return json.loads(content)
+        return _parsed(content)
     except ValueError:
         return content.decode("utf-8", "replace")
 

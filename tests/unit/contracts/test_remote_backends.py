@@ -73,6 +73,7 @@ PLAIN = SamplingParams(max_new_tokens=4)
         Call(ASK, PLAIN, Constraint("json_schema", '{"type":"object"}', schema_format="annotation")),
         Call(ASK, PLAIN, Constraint("json_schema", '{"type":"object"}', whitespace="compact")),
         Call(ASK, PLAIN, logprob_start_len=0, return_logprob=True),
+        Call(ASK, PLAIN, logprob_start_len=0),
         Call(ASK, PLAIN, options={"priority": 1}),
         Call(Prompt((Message("raw", "loose text"), *ASK.messages)), PLAIN),
         Call(Prompt((Message("user", "Hi", open=True),)), PLAIN),
@@ -92,6 +93,20 @@ def test_what_cannot_be_said_is_refused_whole_and_streamed(backend: Backend, cal
 def test_choices_without_their_prompt_are_refused(backend: Backend) -> None:
     with pytest.raises(Unsupported):
         run(backend.score(ChoiceCall(ASK, ("a", "b"), unconditional=True)))
+
+
+def test_a_choice_takes_the_sampling_parameters_that_a_text_takes(backend: Backend) -> None:
+    if backend.name == "litellm":
+        pytest.skip("what a provider takes, the package says")
+
+    def refused(work: Any) -> bool:
+        with pytest.raises(BackendError) as caught:  # the others have no connection
+            run(work)
+        return isinstance(caught.value, Unsupported)
+
+    text = refused(backend.generate(Call(ASK, SamplingParams(max_new_tokens=4, temperature=0.7, seed=3))))
+    choice = refused(backend.score(ChoiceCall(ASK, ("a", "b"), temperature=0.7, seed=3)))
+    assert text == choice == (backend.name == "anthropic")
 
 
 def test_where_nobody_listens_an_error_says_so(backend: Backend) -> None:

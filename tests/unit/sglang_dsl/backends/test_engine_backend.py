@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import time
 import weakref
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 import sglang_dsl as sgl
+from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import (
     Aborted,
     BadRequest,
@@ -27,6 +30,8 @@ from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import BackendError, EngineBackend, ProgramCancelled, Timeout, Unsupported, gen, select
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Call, Prompt
+from sglang_dsl.backends.common.native import as_json
+from sglang_dsl.backends.common.transport import json_body
 
 
 class ScriptedEngine:
@@ -208,6 +213,43 @@ def test_options_no_request_has_are_refused() -> None:
     with pytest.raises(Unsupported, match="no_such_option"):
         asyncio.run(EngineBackend(engine).generate(call))
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(
+            Prompt((Message("raw", "x", open=True),)),
+            SamplingParams(max_new_tokens=4, stop=("a",), seed=1),
+            n=3,
+        ),
+        Call(
+            Prompt((Message("user", "Hi"), Message("assistant", "Well", open=True)), ({"type": "function"},)),
+            SamplingParams(logit_bias={3: 0.5}),
+            Constraint("regex", "a+"),
+            timeout=9.0,
+            tool_choice="none",
+        ),
+        Call(Prompt((Message("user", "é"),)), SamplingParams(), top_logprobs=2, options={"priority": 1}),
+        Call(Prompt((Message("user", ""),)), SamplingParams(), logprob_start_len=0),
+    ],
+    ids=["text", "turns", "top_logprobs", "logprob_start_len"],
+)
+def test_engine_and_endpoint_are_sent_the_same_request(call: Call) -> None:
+    endpoint = sgl.RuntimeEndpoint("http://127.0.0.1:1", lazy=True)
+    sent = EngineBackend(ScriptedEngine()).as_request(call)
+    body = as_json(endpoint.as_request(call))
+    assert body == as_json(sent)
+    # What a server makes of the body is what an engine gets.
+    received = msgspec.convert(json.loads(json_body(body)), GenerateReqInput)
+    received.sampling_params, _ = SamplingParams.from_user(received.sampling_params)
+    assert received == msgspec.structs.replace(sent, rid=None)
+
+
+def test_one_reply_may_call_tools() -> None:
+    prompt = Prompt((Message("user", "x"),), ({"type": "function", "function": {"name": "f"}},))
+    with pytest.raises(Unsupported, match="is one text"):
+        asyncio.run(EngineBackend(ScriptedEngine()).generate(Call(prompt, SamplingParams(), n=2)))
 
 
 def test_stop_patterns_reach_the_request() -> None:

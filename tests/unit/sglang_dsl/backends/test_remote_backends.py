@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from runtime.protocol.constraint import Constraint
+from runtime.protocol.messages import Message
+from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.anthropic import Anthropic
+from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.backends.common.remote import json_form
 from sglang_dsl.backends.crusoe import Crusoe
 from sglang_dsl.backends.gemini import Gemini, VertexAI
 from sglang_dsl.backends.openai import OpenAI
+from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, InvalidValue, Unsupported
 from tests.exploring import tries
 
@@ -393,6 +397,17 @@ def test_gemini_is_told_of_tools_in_its_own_words(api: Api) -> None:
     assert third["toolConfig"] == {"functionCallingConfig": {"mode": "NONE"}}
 
 
+def test_text_completions_refuse_tools(api: Api) -> None:
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+    call = Call(Prompt((Message("raw", "Where is it warm?", open=True),), (tool,)), SamplingParams())
+    with (
+        closing(OpenAI("m", base_url=api.url, api_key="k")) as backend,
+        pytest.raises(Unsupported, match="text completions take no tools"),
+    ):
+        background().run(backend.generate(call), 60)
+    assert not api.sent
+
+
 def test_replies_with_tools_are_streamed_whole(api: Api) -> None:
     whole = {"openai": openai_calls, "anthropic": claude_calls, "gemini": gemini_calls}
     after = {"openai": openai_chat, "anthropic": claude, "gemini": gemini}
@@ -509,6 +524,24 @@ def test_a_wrong_request_is_not_sent_again_and_a_busy_server_is(kind: str, api: 
         api.say = lambda path, body: (429, [b"{}"]) if len(api.sent) == 2 else fine("ok")
         assert one_turn.run(backend=backend)["a"] == "ok"
         assert len(api.sent) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_gemini_are_read(api: Api, stream: bool) -> None:
+    yes, no = ({"token": text, "tokenId": at, "logProbability": -0.5 - at} for at, text in enumerate("yn"))
+    logprobs = {"chosenCandidates": [yes], "topCandidates": [{"candidates": [yes, no]}]}
+    candidate = {"content": {"parts": [{"text": "y"}]}, "finishReason": "STOP", "logprobsResult": logprobs}
+    answer = json.dumps({"candidates": [candidate]}).encode()
+    api.say = lambda path, body: (200, [b"data: %s\n\n" % answer if stream else answer])
+    program = sgl.function(
+        lambda s: s.__iadd__(sgl.user("?") + sgl.assistant(sgl.gen("a", top_logprobs_num=2)))
+    )
+    with closing(Gemini("m", base_url=api.url, api_key="k")) as backend:
+        meta = program.run(backend=backend, stream=stream).get_meta_info("a")
+    assert api.body["generationConfig"]["responseLogprobs"] is True
+    assert api.body["generationConfig"]["logprobs"] == 2
+    assert meta["output_token_logprobs"] == [(-0.5, 0, "y")]
+    assert meta["output_top_logprobs"] == [[(-0.5, 0, "y"), (-1.5, 1, "n")]]
 
 
 # -- structure -----------------------------------------------------------------------------------------------
