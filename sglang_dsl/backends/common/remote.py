@@ -210,12 +210,11 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
         with suppress(fast.ValidationError):  # a pattern of Python's own, say: jsonschema knows those
             read = _as_the_grammars_read_it(schema)
             # Drafts differ in whether formats are asserted: what fits either way is no fault.
-            for formats in (False, True):
-                validator = fast.validator_for(read, offline=True, validate_formats=formats)
-                fault = next(validator.iter_errors(value), None)
-                if fault is None:
-                    return None
-            return fault.instance_path, fault.message
+            faults: list[Any] = [
+                next(fast.validator_for(read, offline=True, validate_formats=one).iter_errors(value), None)
+                for one in (False, True)
+            ]
+            return None if None in faults else (faults[0].instance_path, faults[0].message)
     if not _installed("jsonschema"):
         return None
     # Not the first choice: loading it takes seconds where all of its formats are installed.
