@@ -198,6 +198,8 @@ def _schema_fault(spec: str, text: str) -> str | None:
         fault = _first_fault(json.loads(spec), value)
     except UnicodeEncodeError:
         return "it holds half of a surrogate pair, which is no character"
+    except RecursionError:  # a schema too deep for these packages
+        return None
     if fault is None:
         return None
     return f"{'.'.join(map(str, fault[0])) or 'the whole'}: {fault[1]:.200}"
@@ -209,12 +211,16 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
         fast = importlib.import_module("jsonschema_rs")
         with suppress(fast.ValidationError):  # a pattern of Python's own, say: jsonschema knows those
             read = _as_the_grammars_read_it(schema)
+
+            def fault(formats: bool) -> Any:
+                validator = fast.validator_for(read, offline=True, validate_formats=formats)
+                return next(validator.iter_errors(value), None)
+
             # Drafts differ in whether formats are asserted: what fits either way is no fault.
-            faults: list[Any] = [
-                next(fast.validator_for(read, offline=True, validate_formats=one).iter_errors(value), None)
-                for one in (False, True)
-            ]
-            return None if None in faults else (faults[0].instance_path, faults[0].message)
+            first = fault(formats=False)
+            if first is None or fault(formats=True) is None:
+                return None
+            return first.instance_path, first.message
     if not _installed("jsonschema"):
         return None
     # Not the first choice: loading it takes seconds where all of its formats are installed.
@@ -227,6 +233,9 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
 
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
+_OF_NAMES = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+)
 
 
 def _as_the_grammars_read_it(schema: Any) -> Any:
@@ -236,11 +245,15 @@ def _as_the_grammars_read_it(schema: Any) -> Any:
         case list():
             return [_as_the_grammars_read_it(one) for one in schema]
         case dict():
-            return {
-                name: value if name in _DATA else _as_the_grammars_read_it(value)
-                for name, value in schema.items()
-                if not (name in ("contentEncoding", "contentMediaType") and isinstance(value, str))
-            }
+            read = {}
+            for name, value in schema.items():
+                if name in _DATA:
+                    read[name] = value
+                elif name in _OF_NAMES and isinstance(value, dict):  # any name may stand in it
+                    read[name] = {key: _as_the_grammars_read_it(one) for key, one in value.items()}
+                elif name not in ("contentEncoding", "contentMediaType"):
+                    read[name] = _as_the_grammars_read_it(value)
+            return read
         case float() if schema.is_integer():
             return int(schema)
         case _:

@@ -136,6 +136,14 @@ def test_the_content_of_a_text_is_an_annotation(draft: str, around: Any) -> None
     assert asks_schema.run(spec, backend=MockBackend())["x"] == '"1.2.3"'
 
 
+@pytest.mark.parametrize("name", ["default", "enum", "contentEncoding"])
+def test_it_is_one_within_a_property_of_any_name(name: str) -> None:
+    inner = {"type": "string", "enum": ["1.2.3"], "contentEncoding": "base64"}
+    schema = {"type": "object", "properties": {name: inner}, "required": [name]}
+    spec = json.dumps({"$schema": "http://json-schema.org/draft-07/schema", **schema})
+    assert json.loads(asks_schema.run(spec, backend=MockBackend())["x"])[name] == "1.2.3"
+
+
 def test_a_property_may_be_named_as_a_keyword_of_content() -> None:
     properties = {"contentEncoding": {"const": "x"}}
     schema = json.dumps({"type": "object", "properties": properties, "required": ["contentEncoding"]})
