@@ -170,20 +170,21 @@ def gap(scores: Tensor, params: SamplingParams, key: int, other: int) -> float:
     weights = np.exp(relative)
     value = relative + gumbel(halves([key]), np.arange(len(row), dtype=np.int32))[0]
 
+    order = np.argsort(-weights, kind="stable")
+    many = 0 < params.top_k < len(row)
+
     def kept(slack: float) -> Any:
-        order = np.argsort(-weights, kind="stable")
         least = params.min_p * (1 - slack)
-        if 0 < params.top_k < len(row):
-            least = max(least, weights[order[params.top_k - 1]] * (1 - slack))
-        inside = (
-            np.where(weights >= weights[order[params.top_k - 1]], weights, 0.0)
-            if params.top_k > 0
-            else weights
-        )
-        heavy = inside[order] / inside.sum()
+        if many:  # surely kept is what outweighs the first that is not
+            edge = weights[order[params.top_k - (slack > 0)]]
+            least = max(least, edge * (1 - slack))
         if params.top_p < 1.0:
+            inside = weights[order]
+            if many:
+                inside = np.where(inside >= inside[params.top_k - 1], inside, 0.0)
+            heavy = inside / inside.sum()
             last = max(1, int((np.cumsum(heavy) - heavy < params.top_p + slack).sum())) - 1
-            least = max(least, weights[order[last]] * (1 - slack))
+            least = max(least, weights[order[last]] * (1 - max(slack, 0.0)))
         return weights >= least
 
     if not kept(CLOSE)[other]:
@@ -250,7 +251,8 @@ def test_a_draw_that_changed_is_found(
         assert all(distance > CLOSE for _, _, distance in gaps)
         for seed, step, _ in gaps:  # what was drawn misses nothing
             if (row := asked[key_of(seed, step)]) is not None:
-                assert gap(*row, key_of(seed, step), base.seen[seed][1][step]) == 0
+                # Below 0: it is itself at a border.
+                assert gap(*row, key_of(seed, step), base.seen[seed][1][step]) <= 0
 
 
 @pytest.mark.timeout(7200)
