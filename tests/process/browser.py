@@ -26,6 +26,10 @@ def executable() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
+class Refused(AssertionError):
+    """A command of the protocol failed, as an evaluation does while the page is being left."""
+
+
 class Page:
     """`complaints`: errors of scripts, and what the page's own policy has kept it from."""
 
@@ -41,7 +45,8 @@ class Page:
         while True:
             told = json.loads(self._socket.recv(timeout=PATIENCE_S))
             if told.get("id") == self._count:
-                assert "error" not in told, told
+                if "error" in told:
+                    raise Refused(f"{method}: {told['error']}")
                 result: dict[str, Any] = told["result"]
                 return result
             self._hear(told)
@@ -71,7 +76,10 @@ class Page:
 
     def _evaluated(self, script: str) -> tuple[Any, Any]:
         """Its value, and how it failed."""
-        told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        try:
+            told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        except Refused as error:
+            return None, str(error)
         return told["result"].get("value"), told.get("exceptionDetails")
 
     def open(self, url: str) -> None:

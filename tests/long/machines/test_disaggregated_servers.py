@@ -104,7 +104,10 @@ async def rounds(alone: Engine, pair: Pair, dice: random.Random) -> None:
         port = str(pair.at["bootstrap_port"])
         setattr(pair, side, pair.start(side, port).wait_ready())
         again = [request(dice, 100_000 + number * 1000 + 10 * one, pair.at) for one in range(10)]
-        assert await compare(alone, pair, again) == []
+        try:
+            assert await compare(alone, pair, again) == []
+        except httpx.TransportError as error:
+            raise AssertionError(pair.logs()) from error
     assert failed
     print(f"{right} right, {failed} failed")
 

@@ -68,6 +68,10 @@ class Pair:
         for server in self.servers:
             server.kill()
 
+    def logs(self) -> str:
+        """The ends of what the servers wrote, for a test that fails."""
+        return "\n".join(f"{server.url}:\n{server.log[-2000:]}" for server in self.servers)
+
 
 async def answers(client: httpx.AsyncClient, url: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
     told = await client.post(f"{url}/generate", json=fields)
