@@ -191,7 +191,7 @@ class DecodeStage(Unified):
         self,
         manager: CacheManager,
         counters: Counters,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Request],
         sessions: Sessions,
         *,
         peers: Peers,

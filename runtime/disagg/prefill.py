@@ -84,7 +84,7 @@ class PrefillStage(Unified):
         self,
         manager: CacheManager,
         counters: Counters,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Request],
         sessions: Sessions,
         *,
         peers: Peers,
