@@ -11,8 +11,24 @@ from runtime.protocol.io_struct import (
     EmbeddingOutput,
     FinishReason,
     TextRequest,
+    TokenizedGenerateReqInput,
     TokenOutput,
 )
+
+
+def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
+    """What the detokeniser needs to know of it."""
+    params = request.sampling_params
+    return TextRequest(
+        rid=request.rid,
+        stop=params.stop,
+        stop_regex=params.stop_regex,
+        skip_special_tokens=params.skip_special_tokens,
+        no_stop_trim=params.no_stop_trim,
+        at_start=request.at_start,
+        stream=request.stream,
+        http_worker_ipc=request.http_worker_ipc,
+    )
 
 
 def batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:

@@ -21,7 +21,7 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.embedding import EmbeddingLoop, EmbeddingScheduler
+from runtime.scheduler.embedding import EmbeddingLoop, EmbeddingScheduler, check_dimensions
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler
 
@@ -39,9 +39,12 @@ class Vectors:
         self._pooling, self._scores, self._width = pooling, scores, width
         self._open: dict[str, TokenizedEmbeddingReqInput] = {}
 
-    def add(self, request: TokenizedEmbeddingReqInput, scheduler: AnyScheduler) -> None:
-        """Raises BadRequest for what can be seen to be wrong at once."""
+    def begin(self, request: TokenizedEmbeddingReqInput) -> None:
+        """From now on an output with its id is its answer."""
         self._open[request.rid] = request
+
+    def add(self, request: TokenizedEmbeddingReqInput, scheduler: AnyScheduler) -> None:
+        """Have it computed. Raises BadRequest for what can be seen to be wrong at once."""
         match scheduler:
             case EmbeddingScheduler():
                 scheduler.embed(request)
@@ -120,14 +123,6 @@ def loop_of(scheduler: AnyScheduler, runner: Runner | TextRunner) -> Loop | Embe
             return EmbeddingLoop(scheduler, cast(TextRunner, runner))
         case Scheduler():
             return Loop(scheduler, cast(Runner, runner), overlap=scheduler.config.overlap)
-
-
-def check_dimensions(dimensions: int, width: int) -> None:
-    """Raise BadRequest for more numbers than a vector has."""
-    if not 1 <= dimensions <= width:
-        raise BadRequest(
-            f"must be from 1 to {width}, the vector's size, got {dimensions}", where="dimensions"
-        )
 
 
 def pooled(mode: str, states: Sequence[Sequence[float]]) -> list[float]:
