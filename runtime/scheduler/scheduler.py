@@ -26,7 +26,6 @@ from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
 from runtime.scheduler.commit import Commit
 from runtime.scheduler.guided.decoding import Encode, Grammars, GuidedDecoding, Over, ended
-from runtime.scheduler.lifecycle import Lifecycle
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
@@ -35,6 +34,7 @@ from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request, defect, failure
 from runtime.scheduler.running_batch import RunningBatch
+from runtime.scheduler.scheduler_base import SchedulerBase
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.stages.base import Stage
@@ -46,7 +46,7 @@ AUDIT_TICKS = 512  # how often the account of slots is checked while busy
 log = logging.getLogger(__name__)
 
 
-class Scheduler(Lifecycle[Request]):
+class Scheduler(SchedulerBase[Request]):
     """`slots`: size of the KV pool. `encode`: text -> ids without special tokens, for jump-forward.
     `grammar`: compiles constraints; None refuses them. `clock`: seconds.
     `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the

@@ -13,7 +13,7 @@ import pytest
 from runtime.config.scheduler import SchedulerConfig
 from runtime.ipc.mailbox import MemoryMailbox
 from runtime.plan import StepPlan
-from runtime.processes.pipeline.scheduler import SchedulerProcess
+from runtime.processes.pipeline.scheduler_process import SchedulerProcess
 from runtime.protocol.errors import BadRequest, RuntimeFault, WireError, from_dict
 from runtime.protocol.io_struct import (
     AbortReq,

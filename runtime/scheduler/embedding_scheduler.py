@@ -22,10 +22,10 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.scheduler.flows import Flows
-from runtime.scheduler.lifecycle import Lifecycle
 from runtime.scheduler.report import totals
 from runtime.scheduler.requests.components import Timing
 from runtime.scheduler.requests.request import LiveRequest, defect, failure
+from runtime.scheduler.scheduler_base import SchedulerBase
 
 ONLY_VECTORS = "this model gives embeddings only"
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class TextRequest(LiveRequest[TokenizedEmbeddingReqInput]):
         return len(self.text.tokens)
 
 
-class EmbeddingScheduler(Lifecycle[TextRequest]):
+class EmbeddingScheduler(SchedulerBase[TextRequest]):
     """Of the config it reads max_running_requests (texts in one step), max_prefill_tokens (tokens in one
     step, padding counted; a longer text goes alone), max_waiting_requests, queue_timeout_s and, with the
     policy `priority`, who goes first."""

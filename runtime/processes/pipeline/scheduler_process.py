@@ -17,9 +17,17 @@ import msgspec
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.posts import as_fault, batch, failed, text_request, vector_batch
+from runtime.processes.pipeline.outputs import (
+    Vectors,
+    as_fault,
+    batch,
+    failed,
+    failed_vector,
+    loop_of,
+    text_request,
+    vector_batch,
+)
 from runtime.processes.pipeline.precompile import LOOK_S
-from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.verbs import Profiler, Verbs
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
@@ -34,7 +42,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
 

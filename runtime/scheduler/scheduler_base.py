@@ -1,5 +1,5 @@
-"""Lifecycle: what every scheduler does with its requests besides computing them. It counts and answers them,
-ends those that are cancelled or late, pauses, and takes new settings.
+"""SchedulerBase: what every scheduler does with its requests besides computing them. It counts and answers
+them, ends those that are cancelled or late, pauses, and takes new settings.
 
 Scheduler (generations) and EmbeddingScheduler (texts for an encoder) extend it. Knows no slots and no plans.
 """
@@ -22,7 +22,7 @@ from runtime.scheduler.requests.request import LiveRequest, failure, named
 R = TypeVar("R", bound=LiveRequest[Any])
 
 
-class Lifecycle(ABC, Generic[R]):
+class SchedulerBase(ABC, Generic[R]):
     """`clock`: seconds. tunable: settings that may change while requests run."""
 
     tunable: ClassVar[tuple[str, ...]] = TUNABLE
