@@ -142,7 +142,7 @@ def formats() -> str:
 def plugins() -> str:
     from runtime.attention.table import ATTENTION
     from runtime.cache.eviction import EVICTION
-    from runtime.disagg.transfer.table import KV_TRANSFERS
+    from runtime.disagg.transfer.kv_manager import KV_TRANSFERS
     from runtime.grammar.table import GRAMMAR_BACKENDS
     from runtime.scheduler.policies import POLICIES
     from runtime.server.router.policies import POLICIES as ROUTER_POLICIES

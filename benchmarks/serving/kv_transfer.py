@@ -27,11 +27,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measuring import conditions, keep
-from runtime.disagg.transfer.base import KVPoll, TransferOptions
 from runtime.disagg.transfer.bootstrap import BootstrapServer
+from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, Order, make_memory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
-from runtime.disagg.transfer.table import KV_TRANSFERS
 from runtime.plan import Run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.cache.base import Match, Node, PrefixCache
+from runtime.cache.prefix_cache import Match, Node, PrefixCache
 from runtime.cache.survey import PrefixTree
 from runtime.plan import Run
 

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from runtime.cache.base import Match, PrefixCache
 from runtime.cache.eviction import EvictionQueue, Key, lru
 from runtime.cache.pages import join, split, total
+from runtime.cache.prefix_cache import Match, PrefixCache
 from runtime.cache.survey import PrefixTree, survey
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault

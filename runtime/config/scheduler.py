@@ -3,7 +3,7 @@ they load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,13 +113,13 @@ class SchedulerConfig(SchedulerOptions):
             if not 0 < amount < float("inf"):
                 raise BadRequest(f"must be a positive number, got {amount}", where=name)
 
-    def tuned(self, values: Mapping[str, Any]) -> SchedulerConfig:
-        """The same with other values of TUNABLE settings. Raises BadRequest for an unknown name or a bad
+    def tuned(self, values: Mapping[str, Any], tunable: Sequence[str] = TUNABLE) -> SchedulerConfig:
+        """The same with other values of `tunable` settings. Raises BadRequest for an unknown name or a bad
         value."""
         for name, value in values.items():
-            if name not in TUNABLE:
+            if name not in tunable:
                 raise BadRequest(
-                    f"cannot be changed at run time; these can: {', '.join(TUNABLE)}", where=name
+                    f"cannot be changed at run time; these can: {', '.join(tunable)}", where=name
                 )
             if type(value) is not int:
                 raise BadRequest(f"must be an integer, got {value!r}", where=name)

@@ -11,13 +11,12 @@ from runtime.config.disaggregation import DisaggregationConfig
 from runtime.disagg.decode import DecodeStage
 from runtime.disagg.peers import Hosts, Peers
 from runtime.disagg.prefill import PrefillStage
-from runtime.disagg.transfer.base import TransferOptions
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.fake import FakeManager
 from runtime.disagg.transfer.faults import Faults
+from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import MetadataAllocator, MetadataBuffers
-from runtime.disagg.transfer.table import KV_TRANSFERS
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.stages.base import Stage
 from runtime.scheduler.stages.unified import Unified

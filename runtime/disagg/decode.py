@@ -13,7 +13,7 @@ from typing import Any
 from runtime.cache.manager import CacheManager
 from runtime.disagg.offload import HostCopies
 from runtime.disagg.peers import Peers, ended_by
-from runtime.disagg.transfer.base import KVPoll, KVReceiver
+from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver
 from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
@@ -191,7 +191,7 @@ class DecodeStage(Unified):
         self,
         manager: CacheManager,
         counters: Counters,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Request],
         sessions: Sessions,
         *,
         peers: Peers,

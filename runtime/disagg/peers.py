@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.cache.base import PrefixCache
 from runtime.cache.manager import Lease
-from runtime.disagg.transfer.base import FAKE_BOOTSTRAP_HOST, KVManager, KVReceiver, KVSender
+from runtime.cache.prefix_cache import PrefixCache
+from runtime.disagg.transfer.kv_manager import FAKE_BOOTSTRAP_HOST, KVManager, KVReceiver, KVSender
 from runtime.disagg.transfer.memory import KVMemory, cut
 from runtime.disagg.transfer.metadata import MetadataAllocator
 from runtime.plan import Run

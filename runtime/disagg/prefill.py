@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.disagg.peers import Peers, ended_by, runs_of
-from runtime.disagg.transfer.base import KVPoll, KVSender
+from runtime.disagg.transfer.kv_manager import KVPoll, KVSender
 from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator
 from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
@@ -84,7 +84,7 @@ class PrefillStage(Unified):
         self,
         manager: CacheManager,
         counters: Counters,
-        deadlines: Deadlines,
+        deadlines: Deadlines[Request],
         sessions: Sessions,
         *,
         peers: Peers,

@@ -23,7 +23,7 @@ from runtime.grammar.completion import (
     spelling,
     written,
 )
-from runtime.grammar.masks.first_bytes import first_bytes
+from runtime.grammar.masks.token_bits import first_bytes
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault

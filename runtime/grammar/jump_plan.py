@@ -35,7 +35,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from runtime.grammar.base import Matcher
-from runtime.grammar.masks.first_bytes import first_bytes
+from runtime.grammar.masks.token_bits import first_bytes
 from runtime.protocol.vocabulary import Vocabulary
 
 CONTEXT = 8

@@ -34,7 +34,7 @@ needs. Outputs are the same either way.
 - The account of slots is checked when idle and every 512 ticks. Where it is wrong it starts anew, is
   logged and counted (`num_repairs_total`); who runs is computed again, and nobody fails.
 
-An encoder has a scheduler of its own (`scheduler/embedding.py`): whole texts, one pass each. A decoder's
-vector is a generation of no tokens that shows its last hidden state, beside all others in the same
-scheduler.
+An encoder has a scheduler of its own (`embedding_scheduler.py`): whole texts, one pass each. A decoder's
+vector is a generation of no tokens that shows its last hidden state, beside all others in the same scheduler.
+What both do with their requests stands in `scheduler_base.py`.
 """

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.protocol.errors import RuntimeFault
-from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
-from runtime.scheduler.requests.request import Request, failure
+from runtime.protocol.io_struct import (
+    FinishReason,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+    TokenOutput,
+)
+from runtime.scheduler.requests.request import Request
 
 
 class Outbox:
@@ -16,23 +20,29 @@ class Outbox:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answers: list[TokenOutput] = []  # to requests that never were live
+        self._answers: list[TokenOutput] = []  # made already
         self._outputs: list[tuple[Request, FinishReason | None]] = []
         self.pieces: list[Request] = []
 
     def __bool__(self) -> bool:
         return bool(self._answers or self._outputs or self.pieces)
 
-    def refuse(self, req: TokenizedGenerateReqInput, fault: RuntimeFault) -> None:
-        self._answers.append(
+    def refuse(
+        self, req: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, reason: FinishReason
+    ) -> None:
+        """It ends with an error, and nothing was computed of it."""
+        self.answer(
             TokenOutput(
                 rid=req.rid,
                 new_ids=[],
-                finish=failure(fault),
+                finish=reason,
                 prompt_tokens=len(req.input_ids),
                 http_worker_ipc=req.http_worker_ipc,
             )
         )
+
+    def answer(self, output: TokenOutput) -> None:
+        self._answers.append(output)
 
     def add(self, request: Request, finish: FinishReason | None) -> None:
         self._outputs.append((request, finish))

@@ -6,8 +6,8 @@ import itertools
 from collections import Counter
 from operator import attrgetter, itemgetter
 
-from runtime.cache.base import PrefixCache
 from runtime.cache.none import NoCache
+from runtime.cache.prefix_cache import PrefixCache
 from runtime.scheduler.flows import Flows
 from runtime.scheduler.policies import Order
 from runtime.scheduler.requests.request import Request

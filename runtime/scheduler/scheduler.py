@@ -15,26 +15,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.cache.manager import CacheManager
-from runtime.config.scheduler import TUNABLE, SchedulerConfig
+from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.reasoner import Reasoning
 from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
-from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault
+from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
 from runtime.scheduler.commit import Commit
 from runtime.scheduler.guided.decoding import Encode, Grammars, GuidedDecoding, Over, ended
-from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.images import ImageRegistry
-from runtime.scheduler.requests.request import Request, defect, failure, named
+from runtime.scheduler.requests.request import Request, defect, failure
 from runtime.scheduler.running_batch import RunningBatch
+from runtime.scheduler.scheduler_base import SchedulerBase
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.stages.base import Stage
@@ -46,7 +46,7 @@ AUDIT_TICKS = 512  # how often the account of slots is checked while busy
 log = logging.getLogger(__name__)
 
 
-class Scheduler:
+class Scheduler(SchedulerBase[Request]):
     """`slots`: size of the KV pool. `encode`: text -> ids without special tokens, for jump-forward.
     `grammar`: compiles constraints; None refuses them. `clock`: seconds.
     `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the
@@ -64,33 +64,28 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         verify_params: Callable[[SamplingParams], None] | None = None,
         reasoning: Reasoning | None = None,
-        stage: Callable[[CacheManager, Counters, Deadlines, Sessions], Stage] = Unified,
+        stage: Callable[[CacheManager, Counters, Deadlines[Request], Sessions], Stage] = Unified,
         adapters: AdapterRegistry | None = None,
         images: ImageRegistry | None = None,
     ) -> None:
-        self.config = config
+        super().__init__(config, clock)
         self.manager = CacheManager(
             slots, config.page_size, radix=config.radix_cache, eviction=config.eviction_policy
         )
         self._vocabulary = vocabulary
-        self._clock = clock
         self.guided = GuidedDecoding(config, self.manager, vocabulary, encode, grammar, reasoning)
         self._speculation = Speculation(config.speculation, self.manager)
         images = images or ImageRegistry()
         self._batcher = Batcher(self.manager, config, self._speculation, images)
-        self._counters = Counters()
         self._rate = Rate(clock())
-        self._live: dict[str, Request] = {}
         self.adapters = (adapters or AdapterRegistry()).following(self._live)
         self._waiting = WaitingQueue(POLICIES.load(config.policy), by_priority=config.policy == "priority")
         self._sessions = Sessions(self.manager, config.max_sessions, config.max_session_tokens)
-        self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
         self._stage = stage(self.manager, self._counters, self._deadlines, self._sessions)
         self._batch = RunningBatch(
             config, self.manager, self._waiting, self._counters, self._stage, clock,
             yields=self._sessions.give_up, fail=self._fail, adapters=self.adapters,
         )  # fmt: skip
-        self._outbox = Outbox(clock)
         self._commit = Commit(
             self._stage, self._batch, self.guided, self._outbox, len(vocabulary), finish=self._finish
         )
@@ -101,7 +96,6 @@ class Scheduler:
         )  # fmt: skip
         self._under_way: Flight | None = None
         self._doomed: dict[int, RuntimeFault] = {}  # rows of that plan to fail at its commit, by seq
-        self._paused: PauseMode | None = None
         self._retracts = False  # pause("retract") is to be carried out once no step is under way
         self._released: list[int] = []
         self._tick = self._arrivals = self._faults = 0  # faults: plans in a row that could not be made
@@ -118,7 +112,7 @@ class Scheduler:
         except RuntimeFault as fault:
             self._counters.failed += 1
             self._stage.refused(req, fault)
-            return self._outbox.refuse(req, fault)
+            return self._outbox.refuse(req, failure(fault))
         request = Request(whole, self._arrivals, self._vocabulary, now, self._tick)
         self._live[request.rid] = request
         self._speculation.begin(request)
@@ -132,25 +126,6 @@ class Scheduler:
         else:
             self._enqueue(request)
 
-    def abort(self, rid: str | None, *, prefix: bool = False, message: str | None = None) -> int:
-        """Cancel the request `rid`, all whose ids begin with it (`prefix`; an empty one names none), or all
-        there are (None), wherever they are; unknown ones are finished already. `message`: their error.
-        What they held is freed at once, or at the commit of the step they are part of. How many that are."""
-        requests = named(self._live, rid, prefix)
-        for request in requests:
-            self._fail(request, Aborted(message or "the request was cancelled", where=request.rid))
-        return len(requests)
-
-    def drain(self) -> list[TokenOutput]:
-        """Outputs not fetched yet, each once: those of the last step, and what was rejected, aborted,
-        timed out or ended without a step. To be called before the next commit()."""
-        return self._outbox.drain()
-
-    @property
-    def busy(self) -> bool:
-        """Whether any request is unfinished, or any output not fetched."""
-        return bool(self._live or self._outbox)
-
     @property
     def waits_elsewhere(self) -> bool:
         """Whether something is awaited that other engines do."""
@@ -160,11 +135,6 @@ class Scheduler:
     def running(self) -> int:
         """Requests that run. None, though busy: all wait (for a grammar, or for resume())."""
         return len(self._batch.running)
-
-    @property
-    def paused(self) -> PauseMode | None:
-        """How, or None."""
-        return self._paused
 
     # -- control ---------------------------------------------------------------------------------------------
 
@@ -182,17 +152,9 @@ class Scheduler:
                     computed again, with the same outputs
         A step under way is committed as usual, and a retraction follows it. Pausing again changes the mode.
         """
-        self._paused = mode
-        self._deadlines.pause(self._clock())
-        if mode == "abort":
-            self.abort(None, message="generation was paused")
+        super().pause(mode)
         self._retracts = mode == "retract"
         self._retract_for_pause()
-
-    def resume(self) -> None:
-        """Go on after pause(). Nothing happens when not paused."""
-        self._paused = None
-        self._deadlines.resume(self._clock())
 
     def open_session(
         self,
@@ -218,12 +180,10 @@ class Scheduler:
             self.abort(rid, message="its session was closed")
 
     def tune(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Change settings while running (those of TUNABLE); their values now. Raises BadRequest, and changes
-        nothing, for an unknown name or a bad value."""
-        self.config = self.config.tuned(values)
+        changed = super().tune(values)
         self._batch.configure(self.config)
         self._batcher.chunk = self.config.chunked_prefill_size
-        return {name: getattr(self.config, name) for name in TUNABLE}
+        return changed
 
     def state(self) -> dict[str, Any]:
         """Counters since the start (*_total, and the old short names), what is held now, and rates."""
@@ -407,12 +367,10 @@ class Scheduler:
         self._retract_for_pause()
 
     def give_up(self, fault: RuntimeFault) -> list[TokenOutput]:
-        """Every request ends with `fault`, those under way too; what drain() gives. No result may follow."""
+        """Those of the step under way too."""
         self._under_way = None
         self._doomed.clear()
-        for request in list(self._live.values()):
-            self._fail(request, fault, keep=False)
-        return self.drain()
+        return super().give_up(fault)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -480,15 +438,11 @@ class Scheduler:
         self._close(request, ended(request, request.ending), keep=True)
 
     def _fail(self, request: Request, fault: RuntimeFault, *, keep: bool = True) -> None:
-        """Answer with an error and free everything; for a row under way, at its commit. `keep`: what was
-        computed is right and may stay in the cache."""
+        """At once, or for a row under way at its commit."""
         if self._under_way is not None and request.seq in self._under_way.seqs:
             self._doomed.setdefault(request.seq, fault)
-            return
-        self._counters.failed += 1
-        self._counters.aborted += type(fault) is Aborted
-        self._counters.timed_out += type(fault) is DeadlineExceeded
-        self._close(request, failure(fault), keep=keep)
+        else:
+            super()._fail(request, fault, keep=keep)
 
     def _close(self, request: Request, reason: FinishReason, *, keep: bool) -> None:
         self._stage.closing(request, reason)

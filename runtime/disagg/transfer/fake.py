@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from runtime.disagg.transfer.base import (
+from runtime.disagg.transfer.kv_manager import (
     KVManager,
     KVPoll,
     KVReceiver,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from runtime.disagg.transfer.base import TransferOptions
+from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVMapping, KVMemory, copy_between, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link

@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from runtime.disagg.transfer.base import TransferOptions
 from runtime.disagg.transfer.joined import JoinedMemory
+from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.memory import Array, ArrayMemory, KVMapping, KVMemory, spots, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link

@@ -10,7 +10,7 @@ import socket
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from runtime.disagg.transfer.base import TransferOptions
+from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.net.manager import BACKLOG, HELLO_S, SocketManager
 from runtime.ipc.address import is_loopback
 from runtime.protocol.errors import BadRequest, TransferError

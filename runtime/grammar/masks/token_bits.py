@@ -117,3 +117,25 @@ def _few(wide: npt.NDArray[np.unsignedinteger], words: npt.NDArray[np.intp]) -> 
 def _wide(bits: Bits) -> npt.NDArray[np.unsignedinteger]:
     """The same words, two in one where that goes."""
     return bits.view(np.uint64) if len(bits) % 2 == 0 else bits
+
+
+_NONE = 256
+
+
+def first_bytes(mask: TokenMask, vocabulary: Vocabulary) -> frozenset[int]:
+    """The bytes that the texts of the allowed ids begin with; an eos has no text."""
+    first = _first(vocabulary)
+    if mask.allowed is not None:
+        found = first[mask.allowed[mask.allowed < len(first)]]
+    else:
+        flags = np.unpackbits(np.ascontiguousarray(mask.bits).view(np.uint8), bitorder="little")
+        found = first[np.flatnonzero(flags[: len(first)])]
+    return frozenset(np.flatnonzero(np.bincount(found, minlength=_NONE + 1)[:_NONE]).tolist())
+
+
+@lru_cache(maxsize=4)
+def _first(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
+    """The first byte of each id, _NONE for ids that are no text."""
+    silent = vocabulary.special | vocabulary.eos
+    texts = (b"" if number in silent else data for number, data in enumerate(vocabulary.tokens))
+    return np.fromiter((data[0] if data else _NONE for data in texts), dtype=np.int64, count=len(vocabulary))

@@ -1,14 +1,15 @@
-"""Texts whose vectors are wanted, at the frontend: checked and turned into ids, then waited for together.
+"""Embedding requests at the frontend: texts are checked and tokenised, sent, and waited for together.
 
-It knows the tokenizer and the limits, not how vectors are made.
+It knows the tokenizer and the limits, not how vectors are computed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -127,135 +128,135 @@ def _fitting(limits: Limits, text: str, most: int) -> str:
     return text[:most]
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """An item that was sent. index: its place in the request."""
+
+    index: int
+    tokens: TokenizedEmbeddingReqInput
+    begun: Begun
+    observer: Observer
+
+
 class Embeddings:
-    """The vectors of one call, as they come: one outcome per item, its vector or its own error. `notify` is
-    called, from any thread, when all are there. Items that cannot be sent have their error from the start."""
+    """The outcomes of one request: a vector or an error per item. `notify` is called, from any thread, when
+    all are there. Items that cannot be sent have their error from the start. texts: the others, by their ids
+    behind the frontend."""
 
     def __init__(
         self,
         requests: Sequence[EmbeddingReqInput],
         prepare: Callable[[EmbeddingReqInput], TokenizedEmbeddingReqInput],
         notify: Callable[[], None],
-        observer: Observer = NOBODY,
-        client: str = "",
+        observer: Observer,
     ) -> None:
-        self._notify, self.client = notify, client
-        self._began = time.monotonic()
+        self._notify, self._began = notify, time.monotonic()
         self._lock = threading.Lock()
-        self.sent: list[TokenizedEmbeddingReqInput] = []
-        self._observed: dict[str, tuple[Observer, Begun]] = {}
-        self._found: list[Embedded | None] = []
-        for request in requests:
+        self.texts: dict[str, _Text] = {}
+        self._outcomes: dict[int, Embedded] = {}
+        for index, request in enumerate(requests):
             try:
-                made = prepare(request)
+                tokens = prepare(request)
             except RuntimeFault as fault:
-                self._found.append(fault)
+                self._outcomes[index] = fault
                 continue
-            self.sent.append(made)
-            self._found.append(None)
-            begun = Begun(
-                str(request.rid), len(made.input_ids), False, self._began, request.custom_labels or {}
-            )
-            self._observed[made.rid] = (observer if request.log_metrics else NOBODY, begun)
-        places = [at for at, found in enumerate(self._found) if found is None]
-        self.index = {one.rid: at for one, at in zip(self.sent, places, strict=True)}
-        self.open = set(self.index)
-        now = time.monotonic()
-        self._deadlines = {one.rid: now + one.time_left_s for one in self.sent if one.time_left_s is not None}
-        self._deadline = min(self._deadlines.values(), default=None)
+            size, labels = len(tokens.input_ids), request.custom_labels or {}
+            begun = Begun(str(request.rid), size, False, self._began, labels)
+            told = observer if request.log_metrics else NOBODY
+            self.texts[tokens.rid] = _Text(index, tokens, begun, told)
+        self._open = set(self.texts)
+        seconds = [text.tokens.time_left_s for text in self.texts.values()]
+        allowed = min((one for one in seconds if one is not None), default=None)
+        self._deadline = None if allowed is None else time.monotonic() + allowed
+        self.client = CLIENT.get()
+
+    @property
+    def done(self) -> bool:
+        return not self._open
+
+    @property
+    def open(self) -> list[str]:
+        with self._lock:
+            return sorted(self._open)
 
     def start(self) -> None:
-        """They are on their way."""
-        now, client = time.monotonic(), CLIENT.get()
-        for one in self.sent:
-            one.flow = client.flow
-            if one.rid in self._deadlines:
-                one.time_left_s = max(0.0, self._deadlines[one.rid] - now)
-        for observer, begun in self._observed.values():
-            observer.on_begin(begun)
-        client.spend(sum(len(one.input_ids) for one in self.sent))
-
-    def leave(self) -> list[str]:
-        """Nobody waits any more: the ids behind the frontend of those that did not come."""
-        with self._lock:
-            gone, self.open = sorted(self.open), set()
-        for rid in gone:
-            observer, begun = self._observed[rid]
-            observer.on_abort(begun, None, time.monotonic() - self._began)
-        return gone
+        """It is about to be sent."""
+        for text in self.texts.values():
+            text.tokens.flow = self.client.flow
+            if self._deadline is not None:
+                text.tokens.time_left_s = max(0.0, self._deadline - time.monotonic())
+            text.observer.on_begin(text.begun)
+        self.client.spend(sum(len(text.tokens.input_ids) for text in self.texts.values()))
 
     def put(self, output: EmbeddingOutput) -> None:
         finish = output.finish
         if finish is None or finish.type != "abort":
-            self._settle({output.rid: output})
+            self._settle(output.rid, output)
             return
         fault: RuntimeFault = InternalFault("the vector could not be made, without a reason")
         if finish.error:
             fault = from_dict(finish.error)
             if fault.where == output.rid:  # the caller knows it by another id
                 fault.where = output.rid.partition(RID_END)[0]
-        self._settle({output.rid: fault})
+        self._settle(output.rid, fault)
 
-    def fail(self, fault: RuntimeFault) -> None:
-        """All that did not come yet end with `fault`."""
-        with self._lock:
-            rids = list(self.open)
-        self._settle(dict.fromkeys(rids, fault))
-
-    def fail_one(self, rid: str, fault: RuntimeFault) -> None:
-        self._settle({rid: fault})
+    def fail(self, fault: RuntimeFault, rid: str | None = None) -> None:
+        """Those that did not come yet, or only `rid`, end with `fault`."""
+        for one in self.open if rid is None else (rid,):
+            self._settle(one, fault)
 
     def expire(self) -> list[str]:
-        """Those that did not come in time fail; their ids behind the frontend."""
-        with self._lock:
-            late = sorted(self.open)
+        """Those that did not come in time fail; which ones those are."""
+        late = self.open
         self.fail(DeadlineExceeded("no answer within the time allowed", where="timeout_s"))
         return late
 
-    def _settle(self, outcomes: Mapping[str, Embedded]) -> None:
+    def leave(self) -> list[str]:
+        """The caller does not wait any more; those that did not come."""
         with self._lock:
-            settled = {rid: outcome for rid, outcome in outcomes.items() if rid in self.open}
-            for rid, outcome in settled.items():
-                self.open.discard(rid)
-                self._found[self.index[rid]] = outcome
-            over = not self.open
-        for rid, outcome in settled.items():
-            self._observe_end(rid, outcome)
-        if over:
-            self._notify()
+            left, self._open = sorted(self._open), set()
+        for rid in left:
+            self.texts[rid].observer.on_abort(self.texts[rid].begun, None, self._elapsed())
+        return left
 
-    def _observe_end(self, rid: str, outcome: Embedded) -> None:
-        observer, begun = self._observed[rid]
-        seconds = time.monotonic() - self._began
+    def _settle(self, rid: str, outcome: Embedded) -> None:
+        with self._lock:
+            if rid not in self._open:
+                return
+            self._open.discard(rid)
+            text, done = self.texts[rid], not self._open
+            self._outcomes[text.index] = outcome
         match outcome:
             case EmbeddingOutput():
-                counters = {
+                meta = {
                     "prompt_tokens": outcome.prompt_tokens,
                     "cached_tokens": outcome.cached_tokens,
                     "completion_tokens": 0,
+                    **outcome.meta,
+                    "finish_reason": {"type": "stop"},
                 }
-                observer.on_finish(
-                    begun, {**counters, **outcome.meta, "finish_reason": {"type": "stop"}}, seconds
-                )
+                text.observer.on_finish(text.begun, meta, self._elapsed())
             case RuntimeFault():
-                observer.on_abort(begun, outcome, seconds)
+                text.observer.on_abort(text.begun, outcome, self._elapsed())
+        if done:
+            self._notify()
 
-    def take(self) -> list[Embedded] | None:
-        """All of them, with the ids of the user's items; None: not all are there."""
-        with self._lock:
-            if self.open:
-                return None
-            found = [one for one in self._found if one is not None]
-        elapsed = time.monotonic() - self._began
-        return [_told(one, elapsed) for one in found]
+    def outcomes(self) -> list[Embedded]:
+        """All of them in order, with the ids of the user's items."""
+        elapsed = self._elapsed()
+        return [_for_caller(self._outcomes[index], elapsed) for index in sorted(self._outcomes)]
 
     def time_left(self) -> float | None:
+        """Seconds until the caller need not wait any more; None: there is no limit."""
         if self._deadline is None:
             return None
         return max(0.0, self._deadline + GRACE_S - time.monotonic())
 
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
-def _told(outcome: Embedded, elapsed: float) -> Embedded:
+
+def _for_caller(outcome: Embedded, elapsed: float) -> Embedded:
     match outcome:
         case EmbeddingOutput():
             outcome.rid = outcome.rid.partition(RID_END)[0]
@@ -296,62 +297,60 @@ class EmbeddingFrontend:
         self._check()
         request.normalize_batch_and_arguments()
         waiter = Waiter()
-        make = partial(self._made, request, waiter.notifier(lambda: None), CLIENT.get().name)
-        if (size := _text_size(request)) > LONG:
-            waiting = await self._encoding.run(size, make)
-        else:
-            waiting = make()
-        with self._sent(waiting):
-            while (found := waiting.take()) is None:
-                if not await waiter.wait(waiting.time_left()):
-                    self._abort(waiting.expire())
-            return _single_raises(request, found)
+        begin = partial(self._begin, request, waiter.notifier(lambda: None))
+        size = _text_size(request)
+        call = begin() if size <= LONG else await self._encoding.run(size, begin)
+        with self._sent(call):
+            while not call.done:
+                if not await waiter.wait(call.time_left()):
+                    self._abort(call.expire())
+            return _single_raises(request, call.outcomes())
 
     def wait(self, request: EmbeddingReqInput) -> list[Embedded]:
         """The same for threads: blocks."""
         self._check()
         request.normalize_batch_and_arguments()
         event = threading.Event()
-        waiting = self._made(request, event.set, CLIENT.get().name)
-        with self._sent(waiting):
-            while (found := waiting.take()) is None:
-                if not event.wait(waiting.time_left()):
-                    self._abort(waiting.expire())
+        call = self._begin(request, event.set)
+        with self._sent(call):
+            while not call.done:
+                if not event.wait(call.time_left()):
+                    self._abort(call.expire())
                 event.clear()
-            return _single_raises(request, found)
+            return _single_raises(request, call.outcomes())
 
-    def _made(self, request: EmbeddingReqInput, notify: Callable[[], None], client: str) -> Embeddings:
+    def _begin(self, request: EmbeddingReqInput, notify: Callable[[], None]) -> Embeddings:
         items = [request[index] for index in range(len(request))]
         for item in items:
             item.http_worker_ipc = self._name
-        return Embeddings(items, self._prepare, notify, self._observer, client)
+        return Embeddings(items, self._prepare, notify, self._observer)
 
     @contextmanager
-    def _sent(self, waiting: Embeddings) -> Iterator[None]:
-        """Send it; whatever is still open at the end is cancelled."""
+    def _sent(self, call: Embeddings) -> Iterator[None]:
+        """Send it; what is still open at the end is cancelled."""
         with self._lock:
-            if len(self._waiting) + len(waiting.sent) > self._max_live:
+            if len(self._waiting) + len(call.texts) > self._max_live:
                 raise QueueFull(
                     f"The request queue is full. {len(self._waiting)} vectors are pending here, "
                     f"at most {self._max_live}",
                     hint="try again later",
                 )
-            self._waiting.update(dict.fromkeys(waiting.index, waiting))
+            self._waiting.update(dict.fromkeys(call.texts, call))
         try:
-            # After they are registered: who ends the engine in between fails them, or is seen here.
+            # After they are registered: an engine that ends in between fails them, or is noticed here.
             self._check()
-            waiting.start()
-            for one in waiting.sent:
+            call.start()
+            for rid, text in call.texts.items():
                 try:
-                    self._post(one)
+                    self._post(text.tokens)
                 except WireError as fault:  # this one cannot travel, the others can
-                    waiting.fail_one(one.rid, fault)
+                    call.fail(fault, rid)
             yield
         finally:
             with self._lock:
-                for rid in waiting.index:
+                for rid in call.texts:
                     self._waiting.pop(rid, None)
-            self._abort(waiting.leave())
+            self._abort(call.leave())
 
     def matching(self, matches: Callable[[str], bool], client: str | None) -> list[str]:
         """The ids behind the frontend of the items whose own ids match, of one client or (None) of all."""
@@ -359,7 +358,7 @@ class EmbeddingFrontend:
             return [
                 rid
                 for rid, waiting in self._waiting.items()
-                if matches(rid.partition(RID_END)[0]) and client in (None, waiting.client)
+                if matches(rid.partition(RID_END)[0]) and client in (None, waiting.client.name)
             ]
 
     def handle(self, item: BatchEmbeddingOutput) -> None:
@@ -371,9 +370,9 @@ class EmbeddingFrontend:
 
     def fail_all(self, fault: RuntimeFault) -> None:
         with self._lock:
-            everybody = {id(waiting): waiting for waiting in self._waiting.values()}
-        for waiting in everybody.values():
-            waiting.fail(fault)
+            waiting = list(self._waiting.items())
+        for rid, call in waiting:
+            call.fail(fault, rid)
 
 
 def _single_raises(request: EmbeddingReqInput, found: list[Embedded]) -> list[Embedded]:

@@ -24,10 +24,10 @@ from runtime.plan import AdapterStore, DecoderRunner, TextRunner
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import model_reasoning
 from runtime.processes.pipeline.loading import Loaded
-from runtime.processes.pipeline.scheduler import SchedulerProcess
-from runtime.processes.pipeline.vectors import Vectors
+from runtime.processes.pipeline.outputs import Vectors
+from runtime.processes.pipeline.scheduler_process import SchedulerProcess
 from runtime.protocol.errors import BadRequest
-from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler, TextLimits
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.scheduler import Scheduler

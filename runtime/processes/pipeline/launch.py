@@ -24,10 +24,10 @@ from runtime.processes.checkpoint.model import Model, load_model
 from runtime.processes.frontend.build import build_tokenizer_manager
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.assemble import assemble
-from runtime.processes.pipeline.component_names import check_names
+from runtime.processes.pipeline.before_start import check_names
 from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.processes.pipeline.loading import Loaded, load_runner
-from runtime.processes.pipeline.scheduler import SchedulerProcess
+from runtime.processes.pipeline.scheduler_process import SchedulerProcess
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import BatchTokenIDOutput
 

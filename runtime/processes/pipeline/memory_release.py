@@ -10,7 +10,7 @@ from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.control import MemoryPart, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, NotReady, NotSupported
 from runtime.protocol.requests.base import SingleReq
-from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.scheduler import Scheduler
 
 Answer = tuple[bool, str, dict[str, list[MemoryPart]]]

@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.engine.follower import LogLine
 from runtime.ipc.address import Address
-from runtime.processes.pipeline.environment import for_children
+from runtime.processes.pipeline.before_start import for_children
 from runtime.protocol.errors import InternalFault
 
 UNLESS_SAID = {"OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -11,16 +11,20 @@ from collections.abc import Callable, Sized
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
+from runtime.cache.none import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.memory_release import MemoryRelease
-from runtime.processes.pipeline.posts import as_fault
+from runtime.processes.pipeline.outputs import as_fault
 from runtime.processes.pipeline.precompile import Precompiles
-from runtime.processes.pipeline.prefixes import surveyed
 from runtime.processes.pipeline.runner_process import RunnerProcess
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.control import (
+    MAX_PREFIX_IDS,
+    MAX_PREFIXES,
     VERB_OF,
     CloseSessionReq,
     ContinueReq,
@@ -43,7 +47,7 @@ from runtime.protocol.control import (
 )
 from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.requests.base import SingleReq
-from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler
 
@@ -284,3 +288,15 @@ class Verbs:
             "grammar_kept_bytes": state["cached_bytes"],
             "grammar_compile_seconds": state["seconds"],
         }
+
+
+def surveyed(scheduler: Scheduler | EmbeddingScheduler, asked: GetPrefixesReq) -> dict[str, Any]:
+    """A PrefixTree as data; no more of it than the limits, whoever asks. Vectors are made without a cache."""
+    match scheduler:
+        case Scheduler(manager=manager):
+            cache = manager.cache
+        case EmbeddingScheduler():
+            cache = NoCache()
+    tree = cache.survey(min(max(0, asked.most), MAX_PREFIXES), min(max(0, asked.ids), MAX_PREFIX_IDS))
+    data: dict[str, Any] = msgspec.to_builtins(tree)
+    return data

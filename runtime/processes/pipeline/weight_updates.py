@@ -8,7 +8,7 @@ from typing import Any, cast
 from runtime.plan import DecoderRunner, Runner, TextRunner
 from runtime.protocol.control import PauseMode, UpdateWeightsReq
 from runtime.protocol.errors import InternalFault, NotSupported
-from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.scheduler import Scheduler
 
 

@@ -23,8 +23,7 @@ from types import FrameType
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import Options, read_options
 from runtime.config.serving.server import ServerConfig
-from runtime.processes.pipeline.component_names import check_names
-from runtime.processes.pipeline.environment import for_children
+from runtime.processes.pipeline.before_start import check_names, for_children
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.group import Group
 from runtime.processes.supervise.names import DETOKENIZER, mailbox_of

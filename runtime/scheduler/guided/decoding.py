@@ -12,7 +12,7 @@ import msgspec
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
-from runtime.grammar.histogram import MASK_S, Histogram
+from runtime.grammar.manager import MASK_S, Histogram
 from runtime.grammar.reasoner import ReasonerMatcher, Reasoning
 from runtime.plan import Sample, StepResult, TokenMask
 from runtime.protocol.errors import RuntimeFault

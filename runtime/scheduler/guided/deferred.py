@@ -26,8 +26,7 @@ from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.admission import shrink
 from runtime.scheduler.guided.advance import Advance
-from runtime.scheduler.guided.costs import Costs
-from runtime.scheduler.guided.steps import guide_of
+from runtime.scheduler.guided.steps import Costs, guide_of
 from runtime.scheduler.requests.request import Request, defect
 
 SHARE = 4

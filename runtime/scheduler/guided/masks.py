@@ -10,7 +10,7 @@ import numpy as np
 from runtime.grammar.base import Matcher
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
-from runtime.scheduler.guided.costs import Costs
+from runtime.scheduler.guided.steps import Costs
 from runtime.scheduler.requests.components import Guide
 from runtime.scheduler.requests.request import Request, defect
 

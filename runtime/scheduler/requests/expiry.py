@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from typing import Generic
 
 from runtime.protocol.errors import DeadlineExceeded
-from runtime.scheduler.requests.request import Request
+from runtime.scheduler.requests.request import R
 
 _Entry = tuple[float, int, str]  # (when, seq, rid)
 
 
-class Deadlines:
+class Deadlines(Generic[R]):
     """Times are seconds of the scheduler's clock. `queue_s`: from a request's coming to its first admission;
     `running_s`: from there to its end; None: no limit."""
 
@@ -27,14 +28,14 @@ class Deadlines:
         self._stood_still = 0.0  # how long the scheduler was paused in all
         self._paused_at: float | None = None
 
-    def came(self, request: Request, now: float) -> None:
+    def came(self, request: R, now: float) -> None:
         if request.source.time_left_s is not None:
             heapq.heappush(self._own, (now + request.source.time_left_s, request.seq, request.rid))
         if self._queue_s is not None:
             when = self._counted(now) + self._queue_s
             heapq.heappush(self._queued, (when, request.seq, request.rid))
 
-    def admitted(self, request: Request, now: float) -> None:
+    def admitted(self, request: R, now: float) -> None:
         """For the first time."""
         if self._running_s is not None:
             when = self._counted(now) + self._running_s
@@ -49,7 +50,7 @@ class Deadlines:
             self._stood_still += now - self._paused_at
             self._paused_at = None
 
-    def due(self, now: float, live: Mapping[str, Request]) -> Iterator[tuple[Request, DeadlineExceeded]]:
+    def due(self, now: float, live: Mapping[str, R]) -> Iterator[tuple[R, DeadlineExceeded]]:
         """The live requests whose time is over by `now`, each once, with what to tell them."""
         if not (self._own or self._queued or self._running):
             return
@@ -65,7 +66,7 @@ class Deadlines:
                 if request is None or request.seq != seq or (heap is self._queued and request.cached >= 0):
                     continue
                 since = f"{now - request.timing.added_at:.1f} s after it came"
-                text = f"{what}: {since}, {request.produced} tokens generated"
+                text = f"{what}: {since}{request.progress}"
                 hint = "try again later" if request.cached < 0 else "allow more time, or ask for fewer tokens"
                 yield request, DeadlineExceeded(text, where=rid, hint=hint)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,7 +17,13 @@ from runtime.cache.manager import Lease
 from runtime.grammar.healing import Healing
 from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOrigin, TokenOutput
+from runtime.protocol.io_struct import (
+    FinishReason,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+    TokenOrigin,
+    TokenOutput,
+)
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.requests.components import Guide, Logprobs, Timing
@@ -28,7 +34,27 @@ from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, StopRule
 Hidden: TypeAlias = Literal["none", "last", "all"]
 
 
-class Request:
+S = TypeVar("S", TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
+R = TypeVar("R", bound="LiveRequest[Any]")
+
+
+class LiveRequest(Generic[S]):
+    """What a generation and a text for an encoder have in common while a scheduler has them. seq: its number.
+    cached: -1 as long as it was never let in. progress: what its deadline's error says of it."""
+
+    __slots__ = ("rid", "seq", "source", "timing")
+    source: S
+    cached: int = -1
+
+    def __init__(self, source: S, seq: int, timing: Timing) -> None:
+        self.source, self.rid, self.seq, self.timing = source, source.rid, seq, timing
+
+    @property
+    def progress(self) -> str:
+        return ""
+
+
+class Request(LiveRequest[TokenizedGenerateReqInput]):
     """`seq` is its handle in plans. `arrival` counts requests. A core that everything goes by, and components
     (see there), two of which only some requests have.
 
@@ -54,17 +80,15 @@ class Request:
     __slots__ = (
         "adapter", "arrival", "cached", "computed", "decode_steps", "drafting", "ending", "goal", "guide",
         "heal", "hidden", "images", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions",
-        "prompt_len", "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rid",
-        "rule", "seen", "sent", "seq", "shift", "skip", "source", "states", "stream", "timing", "tokens",
-        "vocabulary",
+        "prompt_len", "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rule",
+        "seen", "sent", "shift", "skip", "states", "stream", "tokens", "vocabulary",
     )  # fmt: skip
 
     def __init__(
         self, source: TokenizedGenerateReqInput, seq: int, vocabulary: Vocabulary, now: float, tick: int
     ) -> None:
-        self.source = source
-        self.rid = source.rid
-        self.seq = self.arrival = seq
+        super().__init__(source, seq, Timing(now, tick))
+        self.arrival = seq
         self.vocabulary = vocabulary
         # A request without a seed gets one here, once: retraction and recomputation then change no draw.
         self.params: SamplingParams = source.sampling_params
@@ -102,7 +126,6 @@ class Request:
         self.drafting: Drafting | None = None
         if source.return_logprob or source.logprob_start_len >= 0:
             self.logprobs = Logprobs(source, self.prompt_len)
-        self.timing = Timing(now, tick)
         self.seen = NOTHING_SEEN
         self.ending: FinishReason | None = None
         self.goal = 0
@@ -119,6 +142,10 @@ class Request:
     def produced(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def progress(self) -> str:
+        return f", {self.produced} tokens generated"
 
     @property
     def remaining(self) -> int:
@@ -354,7 +381,7 @@ def _hidden(source: TokenizedGenerateReqInput) -> Hidden:
     return "last" if source.embedding or source.return_hidden_states == "last" else "none"
 
 
-def named(live: Mapping[str, Request], rid: str | None, prefix: bool) -> list[Request]:
+def named(live: Mapping[str, R], rid: str | None, prefix: bool) -> list[R]:
     """Those with the id `rid`, or whose ids begin with it (none for an empty one); all for None."""
     if rid is None:
         return list(live.values())

@@ -20,7 +20,7 @@ class Unified(Stage):
     """Keeps the account of times and tokens; other stages extend it."""
 
     def __init__(
-        self, manager: CacheManager, counters: Counters, deadlines: Deadlines, sessions: Sessions
+        self, manager: CacheManager, counters: Counters, deadlines: Deadlines[Request], sessions: Sessions
     ) -> None:
         self.manager = manager
         self._counters, self._deadlines, self._sessions = counters, deadlines, sessions

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from runtime.config.flags import ENV_PREFIX
-from runtime.processes.pipeline.environment import for_children
+from runtime.processes.pipeline.before_start import for_children
 from runtime.protocol.errors import EngineDead, NotReady
 
 TICK_S = 0.1

@@ -16,8 +16,7 @@ from ray.exceptions import RayError
 
 from runtime.server.replicas.directory import Member
 from runtime.server.replicas.process import ServerProcess
-from runtime.server.replicas.roles import DEVICES, of_role, shares
-from runtime.server.replicas.scaling import REQUESTS
+from runtime.server.replicas.roles import DEVICES, REQUESTS, of_role, shares
 
 log = logging.getLogger("ray.serve")
 

@@ -1,7 +1,9 @@
-"""What the servers of a replica are told by their role. Knows no Ray."""
+"""What the servers of a replica are told by their role, and how many replicas there should be. Knows no Ray,
+and is loaded in Ray Serve's controller."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -29,3 +31,17 @@ def shares(devices: str, servers: int) -> list[dict[str, str]]:
     if not each:
         return [{} for _ in range(servers)]
     return [{DEVICES: ",".join(listed[at * each : (at + 1) * each])} for at in range(servers)]
+
+
+REQUESTS = "requests"
+"""What a replica's figure is called."""
+
+
+def by_requests(context: Any) -> tuple[int, dict[str, Any]]:
+    """Ray Serve's AutoscalingContext -> the number of replicas that have target_ongoing_requests each, and
+    the policy's state, which is none. Without figures: as many as now. Ray Serve sees no requests, as they do
+    not pass through it; each replica reports how many its server has. Delays and bounds are Ray Serve's."""
+    told = (context.aggregated_metrics or {}).get(REQUESTS) or {}
+    if not told:
+        return context.target_num_replicas, {}
+    return math.ceil(sum(told.values()) / context.config.target_ongoing_requests), {}

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from runtime.config.serving.router import RouterConfig
 from runtime.protocol.console import version
+from runtime.protocol.control import VERBS
 from runtime.protocol.errors import NoWorker, RuntimeFault, WorkerFailed
 from runtime.server.anthropic import routes as anthropic
 from runtime.server.http.body import decode, read_bytes
@@ -61,14 +62,10 @@ ONE: dict[str, tuple[str, ...]] = {
     "/get_model_info": ("GET",),
 }
 """What any worker can do: path -> methods."""
-ORDERS = (
-    "/flush_cache", "/pause_generation", "/continue_generation", "/configure_logging", "/set_internal_state",
-    "/start_profile", "/stop_profile", "/sleep", "/wake_up", "/release_memory_occupation",
-    "/resume_memory_occupation",
-)  # fmt: skip
-"""What changes a server for everybody (see KeyCheck)."""
+ORDERS = (*(path for verb in VERBS.values() if verb.admin for path in verb.paths), "/configure_logging")
+"""Paths that change a server for every client (see KeyCheck)."""
 ALL = (*ORDERS, "/abort_request", "/precompile")
-"""What each worker must have."""
+"""Paths that go to all workers."""
 MOST_TOLD = 4 << 20
 """Bytes that are read of what a worker tells of itself."""
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,100})"')

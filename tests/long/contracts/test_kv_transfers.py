@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.disagg.transfer.base import KVPoll
+from runtime.disagg.transfer.kv_manager import KVPoll
 from runtime.disagg.transfer.memory import make_memory
 from runtime.plan import Run
 from runtime.protocol.errors import TransferError

@@ -283,11 +283,11 @@ class Counted(TcpManager):
 """
 WITH_TRANSFER = """
 import time
-from runtime.disagg.transfer.base import KVPoll
+from runtime.disagg.transfer.kv_manager import KVPoll
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.memory import KVLayout, make_memory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
-from runtime.disagg.transfer.table import KV_TRANSFERS
+from runtime.disagg.transfer.kv_manager import KV_TRANSFERS
 from runtime.plan import Run
 
 def until(end, poll):

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.disagg.transfer.base import KVPoll, TransferOptions
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.faults import Faults
+from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, make_memory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
-from runtime.disagg.transfer.table import KV_TRANSFERS
 from runtime.plan import Run
 
 

@@ -28,12 +28,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.disagg.transfer.base import KVPoll, TransferOptions
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.faults import VARIABLE, FaultRates, Faults
+from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, make_memory, share
 from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
-from runtime.disagg.transfer.table import KV_TRANSFERS
 from runtime.plan import Run
 from runtime.protocol.errors import (
     BadRequest,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.config.serving.router import RouterConfig
 from runtime.server.router.policies import POLICIES, Policy
-from runtime.server.router.policies.prefix_tree import BLOCK_BYTES, PrefixTree, blocks_of
+from runtime.server.router.prefix_tree import BLOCK_BYTES, PrefixTree, blocks_of
 
 
 @dataclass

@@ -13,8 +13,8 @@ import time
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from runtime.disagg.transfer.base import KVManager, TransferOptions
 from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, RankInfo, register, resolve
+from runtime.disagg.transfer.kv_manager import KVManager, TransferOptions
 from runtime.disagg.transfer.memory import KVMapping, KVMemory, size_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.handshake import greet, receive_hello, refuse, welcome

@@ -8,7 +8,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from runtime.disagg.transfer.base import TransferOptions
+from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.memory import KVMemory, cut, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link

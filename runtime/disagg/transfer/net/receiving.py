@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.disagg.transfer.base import KVPoll, KVReceiver, Progress, TransferOptions, check_room
+from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver, Progress, TransferOptions, check_room
 from runtime.disagg.transfer.memory import KVMemory, check_place, cut, share, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link

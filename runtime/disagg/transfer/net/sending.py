@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.disagg.transfer.base import KVPoll, KVSender, Progress, TransferOptions, check_room
+from runtime.disagg.transfer.kv_manager import KVPoll, KVSender, Progress, TransferOptions, check_room
 from runtime.disagg.transfer.memory import KVMemory, Order, cut, tokens_of
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.disagg.transfer.net.link import Link

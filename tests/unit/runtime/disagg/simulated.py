@@ -13,8 +13,8 @@ import numpy as np
 from runtime.disagg.decode import DecodeStage
 from runtime.disagg.peers import Hosts, Peers
 from runtime.disagg.prefill import PrefillStage
-from runtime.disagg.transfer.base import KVManager, KVPoll, KVReceiver, KVSender, Progress
 from runtime.disagg.transfer.fake import FakeManager
+from runtime.disagg.transfer.kv_manager import KVManager, KVPoll, KVReceiver, KVSender, Progress
 from runtime.disagg.transfer.memory import KVLayout, Order, tokens_of
 from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
 from runtime.plan import Run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.disagg.transfer.base import FAKE_BOOTSTRAP_HOST
+from runtime.disagg.transfer.kv_manager import FAKE_BOOTSTRAP_HOST
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import Bootstrap
 from runtime.scheduler.stages.unified import Unified

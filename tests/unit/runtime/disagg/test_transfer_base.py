@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.disagg.transfer.base import MAX_ROOM, KVPoll, Progress, TransferOptions, check_room
 from runtime.disagg.transfer.fake import FIRST_TOKEN, FakeManager
+from runtime.disagg.transfer.kv_manager import (
+    KV_TRANSFERS,
+    MAX_ROOM,
+    KVPoll,
+    Progress,
+    TransferOptions,
+    check_room,
+)
 from runtime.disagg.transfer.memory import KVLayout, make_memory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
-from runtime.disagg.transfer.table import KV_TRANSFERS
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, BadRequest, TransferError, TransferLate
 

@@ -26,7 +26,7 @@ from runtime.protocol.errors import (
 )
 from runtime.protocol.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.embedding import EmbeddingLoop, EmbeddingScheduler, TextLimits
+from runtime.scheduler.embedding_scheduler import EmbeddingLoop, EmbeddingScheduler, TextLimits
 from tests.exploring import tries
 
 LIMITS = TextLimits(vocab_size=100, positions=50, kinds=2, width=4, scores=False)

@@ -20,10 +20,10 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT, Client
 from runtime.processes.frontend.observe import Begun
 from runtime.processes.pipeline.launch import Pipeline
-from runtime.processes.pipeline.prefixes import surveyed
+from runtime.processes.pipeline.verbs import surveyed
 from runtime.protocol.control import FlushCacheReq, GetPrefixesReq
 from runtime.protocol.errors import DeadlineExceeded
-from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler, TextLimits
 from runtime.server.app import build_app
 from runtime.server.http.auth import PAGE_PATHS
 from runtime.server.observe import recent

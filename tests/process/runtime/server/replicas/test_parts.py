@@ -20,8 +20,7 @@ from runtime.config.serving.replicas import ReplicasConfig
 from runtime.protocol.errors import BadRequest, EngineDead
 from runtime.server.replicas.directory import FORGOTTEN_S, Directory, Member
 from runtime.server.replicas.process import ServerProcess
-from runtime.server.replicas.roles import DEVICES, of_role, shares
-from runtime.server.replicas.scaling import REQUESTS, by_requests
+from runtime.server.replicas.roles import DEVICES, REQUESTS, by_requests, of_role, shares
 from runtime.server.replicas.start import start
 
 HERE, THERE = Member("worker", "http://10.0.0.1:1"), Member("worker", "http://10.0.0.2:1")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.protocol.control import VERBS
 from runtime.server.router.events import WholeEvents
 from tests.process.runtime.server.router.playing import Call, Cut, Played, echo, hosting, play, scene, until
 
@@ -425,8 +426,9 @@ def test_orders_go_to_all_and_what_is_told_comes_from_all() -> None:
 
     async def work() -> None:
         async with scene(Played("a", answers), Played("b", answers)) as here:
-            assert (await here.post("/flush_cache", json={})).status_code == 200
-            assert [one.got[-1].path for one in here.workers] == ["/flush_cache"] * 2
+            for path in (path for verb in VERBS.values() if verb.admin for path in verb.paths):
+                assert (await here.post(path, json={})).status_code == 200
+                assert [one.got[-1].path for one in here.workers] == [path] * 2
             info = (await here.client.get("/server_info")).json()
             assert info["internal_states"] == [{"of": "a"}, {"of": "b"}]
             assert [one["state"] for one in info["workers"]] == ["available"] * 2

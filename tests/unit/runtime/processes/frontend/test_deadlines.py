@@ -18,7 +18,7 @@ from runtime.protocol.errors import EngineDead
 from runtime.protocol.io_struct import EmbeddingReqInput, GenerateReqInput, TokenOutput
 from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.embedding import EmbeddingLoop, EmbeddingScheduler, TextLimits
+from runtime.scheduler.embedding_scheduler import EmbeddingLoop, EmbeddingScheduler, TextLimits
 from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler

@@ -13,7 +13,7 @@ import pytest
 from runtime.config.scheduler import SchedulerConfig
 from runtime.ipc.mailbox import MemoryMailbox
 from runtime.plan import StepPlan
-from runtime.processes.pipeline.scheduler import SchedulerProcess
+from runtime.processes.pipeline.scheduler_process import SchedulerProcess
 from runtime.protocol.errors import BadRequest, RuntimeFault, WireError, from_dict
 from runtime.protocol.io_struct import (
     AbortReq,
@@ -29,6 +29,7 @@ from runtime.protocol.io_struct import (
     OpenSessionReq,
     PauseReq,
     ProfileReq,
+    ReleaseMemoryReq,
     SetStateReq,
     SingleReq,
     TokenizedEmbeddingReqInput,
@@ -323,6 +324,17 @@ def test_a_request_for_a_vector_is_not_left_without_an_answer(harness: Harness) 
     assert (told.rid, told.http_worker_ipc) == ("v", "w")
     assert (told.finish, told.prompt_tokens) == (None, 2)
     assert len(told.embedding) == HIDDEN
+
+
+def test_a_model_that_sleeps_refuses_texts_and_vectors(harness: Harness) -> None:
+    assert harness.ask(ReleaseMemoryReq(parts=("kv_cache",))).ok
+    harness.send(request("x"), TokenizedEmbeddingReqInput(rid="v", input_ids=[1, 2], http_worker_ipc="w"))
+    assert harness.fault_of("x").code == "not_ready"
+    harness.until(lambda: harness.others)
+    [told] = harness.others[0].outputs
+    assert (told.rid, told.http_worker_ipc) == ("v", "w")
+    assert told.finish.error["code"] == "not_ready"
+    assert harness.ask(GetStateReq()).data["live"] == 0
 
 
 def test_a_second_request_with_a_live_id_does_not_disturb_the_first(harness: Harness) -> None:

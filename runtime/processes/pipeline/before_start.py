@@ -1,7 +1,11 @@
-"""Whether the parts that options name are there. Told before a process is started or a model loaded."""
+"""What comes before a process is started or a model loaded: are the parts there that options name, and what
+does a child process inherit of the environment?"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from runtime.attention.table import ATTENTION, AUTO
@@ -12,6 +16,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import Registry, near
 from runtime.scheduler.policies import POLICIES
 
+KEYS = frozenset({"SGLANG_DSL_API_KEY", "SGLANG_DSL_ADMIN_API_KEY"})
 _PARTS: tuple[tuple[str, Registry[Any], tuple[str, ...]], ...] = (
     ("schedule_policy", POLICIES, ()),
     ("eviction_policy", EVICTION, ()),
@@ -32,3 +37,14 @@ def check_names(config: EngineConfig) -> None:
                 where=option,
                 hint=f"did you mean {meant!r}?" if meant else None,
             )
+
+
+def for_children(environment: Mapping[str, str]) -> dict[str, str]:
+    """No key, and a way to find this package wherever it was found."""
+    made = {name: value for name, value in environment.items() if name not in KEYS}
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in ("site-packages", "dist-packages"):
+        made["PYTHONPATH"] = os.pathsep.join(
+            part for part in (environment.get("PYTHONPATH"), str(root)) if part
+        )
+    return made

@@ -17,9 +17,17 @@ import msgspec
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.posts import as_fault, batch, failed, vector_batch
+from runtime.processes.pipeline.outputs import (
+    Vectors,
+    as_fault,
+    batch,
+    failed,
+    failed_vector,
+    loop_of,
+    text_request,
+    vector_batch,
+)
 from runtime.processes.pipeline.precompile import LOOK_S
-from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.verbs import Profiler, Verbs
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
@@ -34,7 +42,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
 
@@ -144,13 +152,11 @@ class SchedulerProcess:
 
     def _take(self, item: Any) -> None:
         match item:
-            case TokenizedGenerateReqInput():
+            case TokenizedGenerateReqInput() | TokenizedEmbeddingReqInput():
                 self._add(item)
             case BatchTokenizedGenerateReqInput():
                 for request in item.requests:
                     self._add(request)
-            case TokenizedEmbeddingReqInput():
-                self._embed(item)
             case AbortReq(frontend=str(gone)):
                 for own in [rid for rid, frontend in self._live.items() if frontend == gone]:
                     self._scheduler.abort(own, message=item.message)
@@ -163,48 +169,36 @@ class SchedulerProcess:
                 # Dropped rather than fatal: whoever sent it is a defect, those who run are not.
                 log.error("the scheduler got mail it does not know: %s", type(item).__name__)
 
-    def _add(self, request: TokenizedGenerateReqInput) -> None:
-        rid, frontend, params = request.rid, request.http_worker_ipc, request.sampling_params
+    def _add(self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
+        rid, frontend = request.rid, request.http_worker_ipc
         if rid in self._live:
-            # The detokeniser could not distinguish the deltas of the two, so it only passes this answer on.
-            taken = failed(
-                rid, frontend, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
-            )
-            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
+            self._refuse_twin(request)
             return
-        self._begun.append(
-            TextRequest(
-                rid=rid,
-                stop=params.stop,
-                stop_regex=params.stop_regex,
-                skip_special_tokens=params.skip_special_tokens,
-                no_stop_trim=params.no_stop_trim,
-                at_start=request.at_start,
-                stream=request.stream,
-                http_worker_ipc=frontend,
-            )
-        )
         self._live[rid] = frontend
+        # First registered, so that whatever goes wrong has a way back.
+        if isinstance(request, TokenizedGenerateReqInput):
+            self._begun.append(text_request(request))
+        else:
+            self._vectors.begin(request)
         try:
             self._verbs.check_awake()
-            self._scheduler.add(request)
+            if isinstance(request, TokenizedGenerateReqInput):
+                self._scheduler.add(request)
+            else:
+                self._vectors.add(request, self._scheduler)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
             self._post([failed(rid, frontend, as_fault(error, "the request could not be taken in"))])
 
-    def _embed(self, request: TokenizedEmbeddingReqInput) -> None:
-        rid, frontend = request.rid, request.http_worker_ipc
-        if rid in self._live:
-            fault = BadRequest(f"a request with the id {rid!r} is still running", where="rid")
+    def _refuse_twin(self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
+        rid = request.rid
+        fault = BadRequest(f"a request with the id {rid!r} is still running", where="rid")
+        if isinstance(request, TokenizedEmbeddingReqInput):
             self._post_vectors([failed_vector(request, failure(fault))])
-            return
-        self._live[rid] = frontend
-        try:
-            self._verbs.check_awake()
-            self._vectors.add(request, self._scheduler)
-        except Exception as error:  # noqa: BLE001 - it is this request's answer
-            self._scheduler.abort(rid)
-            self._post([failed(rid, frontend, as_fault(error, "the request could not be taken in"))])
+        else:
+            # The detokeniser could not distinguish the deltas of the two, so it only passes this answer on.
+            taken = failed(rid, request.http_worker_ipc, fault)
+            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -262,19 +256,27 @@ class SchedulerProcess:
                 self._live.pop(output.rid, None)
         outputs, vectors = self._vectors.split(outputs)
         self._post_vectors(vectors)
-        if not outputs and not begun:
-            return
+        if outputs or begun:
+            self._post_texts(outputs, begun)
+
+    def _post_texts(self, outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> None:
+        """Each alone where all together cannot travel; one that cannot travel alone becomes an error."""
         try:
             self._outbox.send(batch(outputs, begun))
         except WireError as error:
-            # One by one; the delta that cannot travel becomes an error that can.
             log.error("outputs cannot travel: %s", error)
-            self._outbox.send(batch([], begun))
-            for output in outputs:
-                self._post_alone(output)
+            if begun or len(outputs) > 1:
+                self._outbox.send(batch([], begun))
+                for output in outputs:
+                    self._post_texts([output], [])
+                return
+            [output] = outputs
+            self._scheduler.abort(output.rid)
+            self._live.pop(output.rid, None)
+            self._outbox.send(batch([failed(output.rid, output.http_worker_ipc, error)], []))
 
     def _post_vectors(self, vectors: Sequence[EmbeddingOutput]) -> None:
-        """Each alone where all together cannot travel."""
+        """The same of vectors."""
         if not vectors:
             return
         try:
@@ -286,11 +288,3 @@ class SchedulerProcess:
                 return
             alone = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
             self._outbox.send(vector_batch([alone]))
-
-    def _post_alone(self, output: TokenOutput) -> None:
-        try:
-            self._outbox.send(batch([output], []))
-        except WireError as error:
-            self._scheduler.abort(output.rid)
-            self._live.pop(output.rid, None)
-            self._outbox.send(batch([failed(output.rid, output.http_worker_ipc, error)], []))

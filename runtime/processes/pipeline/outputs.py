@@ -1,7 +1,8 @@
-"""Vectors: embedding requests within a scheduler's process, from their coming to their answer.
+"""Outputs of the scheduler's process: batches of one step, errors as outputs, and vectors.
 
-For a decoder each becomes a generation of no tokens that shows its hidden states, beside all others in the
-same scheduler; an encoder has a scheduler of its own. It knows no tensors: a vector is a list of floats.
+Vectors keeps the embedding requests from their coming to their answer. For a decoder each becomes a
+generation of no tokens that shows its hidden states, beside all others in the same scheduler; an encoder has
+a scheduler of its own. It knows no tensors: a vector is a list of floats.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from runtime.config.pooling import DECODER_DEFAULT, Pooling
 from runtime.plan import Runner, TextRunner
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import (
+    BatchEmbeddingOutput,
+    BatchTokenIDOutput,
     EmbeddingOutput,
     FinishReason,
+    TextRequest,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.embedding import EmbeddingLoop, EmbeddingScheduler
+from runtime.scheduler.embedding_scheduler import EmbeddingLoop, EmbeddingScheduler, check_dimensions
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler
 
@@ -39,9 +43,12 @@ class Vectors:
         self._pooling, self._scores, self._width = pooling, scores, width
         self._open: dict[str, TokenizedEmbeddingReqInput] = {}
 
-    def add(self, request: TokenizedEmbeddingReqInput, scheduler: AnyScheduler) -> None:
-        """Raises BadRequest for what can be seen to be wrong at once."""
+    def begin(self, request: TokenizedEmbeddingReqInput) -> None:
+        """From now on an output with its id is its answer."""
         self._open[request.rid] = request
+
+    def add(self, request: TokenizedEmbeddingReqInput, scheduler: AnyScheduler) -> None:
+        """Have it computed. Raises BadRequest for what can be seen to be wrong at once."""
         match scheduler:
             case EmbeddingScheduler():
                 scheduler.embed(request)
@@ -122,14 +129,6 @@ def loop_of(scheduler: AnyScheduler, runner: Runner | TextRunner) -> Loop | Embe
             return Loop(scheduler, cast(Runner, runner), overlap=scheduler.config.overlap)
 
 
-def check_dimensions(dimensions: int, width: int) -> None:
-    """Raise BadRequest for more numbers than a vector has."""
-    if not 1 <= dimensions <= width:
-        raise BadRequest(
-            f"must be from 1 to {width}, the vector's size, got {dimensions}", where="dimensions"
-        )
-
-
 def pooled(mode: str, states: Sequence[Sequence[float]]) -> list[float]:
     """One vector out of one per token."""
     match mode:
@@ -157,3 +156,38 @@ def failed_vector(request: TokenizedEmbeddingReqInput, reason: FinishReason) -> 
         finish=reason,
         http_worker_ipc=request.http_worker_ipc,
     )
+
+
+def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
+    """What the detokeniser needs to know of it."""
+    params = request.sampling_params
+    return TextRequest(
+        rid=request.rid,
+        stop=params.stop,
+        stop_regex=params.stop_regex,
+        skip_special_tokens=params.skip_special_tokens,
+        no_stop_trim=params.no_stop_trim,
+        at_start=request.at_start,
+        stream=request.stream,
+        http_worker_ipc=request.http_worker_ipc,
+    )
+
+
+def batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:
+    rids = [output.rid for output in outputs]
+    return BatchTokenIDOutput(rids=rids, outputs=list(outputs), begun=begun).with_spec()
+
+
+def vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:
+    return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=list(outputs))
+
+
+def failed(rid: str, frontend: str | None, fault: RuntimeFault) -> TokenOutput:
+    reason = FinishReason(type="abort", error=fault.to_dict())
+    return TokenOutput(rid=rid, new_ids=[], finish=reason, http_worker_ipc=frontend)
+
+
+def as_fault(error: Exception, what: str) -> RuntimeFault:
+    if isinstance(error, RuntimeFault):
+        return error
+    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")

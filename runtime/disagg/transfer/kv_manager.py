@@ -14,6 +14,7 @@ from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.plan import Run
 from runtime.protocol.errors import BadRequest, RuntimeFault, TransferLate
+from runtime.protocol.registry import Registry
 
 FAKE_BOOTSTRAP_HOST: Final = "2.2.2.2"
 """A request with this bootstrap host has no other side, such as a warm-up: it gets the fake transfer."""
@@ -240,3 +241,15 @@ def check_room(room: int) -> int:
     if not 1 <= room <= MAX_ROOM:
         raise BadRequest(f"a room is a number from 1 to {MAX_ROOM}, not {room}", where="bootstrap_room")
     return room
+
+
+KV_TRANSFERS: Final[Registry[type[KVManager]]] = Registry(
+    "kv transfer",
+    {
+        "fake": "runtime.disagg.transfer.fake:FakeManager",
+        "local": "runtime.disagg.transfer.local:LocalManager",
+        "nixl": "runtime.disagg.transfer.nixl:NixlManager",
+        "tcp": "runtime.disagg.transfer.tcp:TcpManager",
+    },
+    {"nixl": "nixl"},
+)

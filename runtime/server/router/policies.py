@@ -1,0 +1,129 @@
+"""Router policies: which of the workers that can take a request gets it.
+
+A policy is made once per router and pool of workers, from the router's options, and keeps what it needs to
+know. It is called by one thread only, for every attempt; it must be quick, and must not wait.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from runtime.protocol.registry import Registry
+from runtime.server.router.prefix_tree import BLOCK_BYTES, PrefixTree, blocks_of
+
+
+class Candidate(Protocol):
+    """What a policy may know of a worker."""
+
+    @property
+    def name(self) -> str:
+        """Its address; no two have the same."""
+        ...
+
+    @property
+    def active(self) -> int:
+        """Requests that were sent to it and are not answered."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+class Policy(Protocol):
+    def choose(self, prompt: bytes, candidates: Sequence[C], /) -> C:
+        """One of `candidates`, of which there is at least one. prompt: what the request's cached prefix
+        depends on; two prompts with a common beginning have one here. May be empty, and may be cut off."""
+        ...
+
+    def forget(self, name: str, /) -> None:
+        """The worker of that name failed: what it had cached is gone."""
+        ...
+
+
+class PolicyOptions(Protocol):
+    """The router's options that are meant for policies (see RouterConfig)."""
+
+    @property
+    def cache_threshold(self) -> float: ...
+
+    @property
+    def balance_abs_threshold(self) -> int: ...
+
+    @property
+    def balance_rel_threshold(self) -> float: ...
+
+    @property
+    def prefix_bytes(self) -> int: ...
+
+
+class RoundRobin:
+    def __init__(self, options: PolicyOptions) -> None:
+        self._last: dict[str, int] = {}
+        self._count = 0
+
+    def choose(self, prompt: bytes, candidates: Sequence[C], /) -> C:
+        """Whose turn was longest ago: a worker that comes back does not shift the others' turns."""
+        found = min(candidates, key=lambda one: self._last.get(one.name, 0))
+        self._count += 1
+        self._last[found.name] = self._count
+        return found
+
+    def forget(self, name: str, /) -> None:
+        """Its turn comes as ever."""
+
+
+class PowerOfTwo:
+    def __init__(self, options: PolicyOptions) -> None:
+        self._random = random.Random()
+
+    def choose(self, prompt: bytes, candidates: Sequence[C], /) -> C:
+        drawn = self._random.sample(candidates, min(2, len(candidates)))
+        return min(drawn, key=lambda one: one.active)
+
+    def forget(self, name: str, /) -> None:
+        """It remembers nothing."""
+
+
+class CacheAware:
+    def __init__(self, options: PolicyOptions) -> None:
+        self._threshold = options.cache_threshold
+        self._more, self._factor = options.balance_abs_threshold, options.balance_rel_threshold
+        self._most_blocks = max(1, options.prefix_bytes // BLOCK_BYTES)
+        self._trees: dict[str, PrefixTree] = {}
+
+    def choose(self, prompt: bytes, candidates: Sequence[C], /) -> C:
+        """Of those that have seen cache_threshold of the prompt, the one that has seen most. Where there is
+        none, or it is overloaded: the idlest; of several, the one with the least to remember."""
+        blocks = blocks_of(prompt)
+        idlest = min(candidates, key=lambda one: (one.active, self._tree(one.name).size))
+        found = idlest
+        if blocks:
+            matched = {one.name: self._tree(one.name).match(blocks) for one in candidates}
+            best = max(candidates, key=lambda one: (matched[one.name], -one.active))
+            if matched[best.name] and matched[best.name] >= self._threshold * len(blocks):
+                found = idlest if self._overloaded(best.active, idlest.active) else best
+            self._tree(found.name).insert(blocks)
+        return found
+
+    def forget(self, name: str, /) -> None:
+        self._trees.pop(name, None)
+
+    def _tree(self, name: str) -> PrefixTree:
+        if name not in self._trees:
+            self._trees[name] = PrefixTree(self._most_blocks)
+        return self._trees[name]
+
+    def _overloaded(self, active: int, least: int) -> bool:
+        return active - least > self._more and active > self._factor * least
+
+
+POLICIES: Registry[Callable[[PolicyOptions], Policy]] = Registry(
+    "router policy",
+    {
+        "cache_aware": "runtime.server.router.policies:CacheAware",
+        "power_of_two": "runtime.server.router.policies:PowerOfTwo",
+        "round_robin": "runtime.server.router.policies:RoundRobin",
+    },
+)
