@@ -25,7 +25,7 @@ from runtime.processes.frontend.prompt import Prompt, PromptReader
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import Bootstrap, GenerateReqInput, TokenizedGenerateReqInput
-from runtime.protocol.media import ImageInput
+from runtime.protocol.messages import ImageInput
 from runtime.protocol.requests.single import SingleGenerateReq, resolve
 from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
 

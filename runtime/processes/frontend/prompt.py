@@ -27,8 +27,7 @@ from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.images.placing import check_places, lengthened, placed
 from runtime.protocol.errors import BadRequest, PromptTooLong
-from runtime.protocol.media import ImageData, ImageInput
-from runtime.protocol.messages import RAW_ROLE, Message
+from runtime.protocol.messages import RAW_ROLE, ImageData, ImageInput, Message
 from runtime.protocol.requests.single import SingleGenerateReq
 
 _USUAL = 16
