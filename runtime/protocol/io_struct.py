@@ -33,7 +33,7 @@ from runtime.protocol.control import (
     UnloadLoRAAdapterReq,
     UpdateWeightsReq,
 )
-from runtime.protocol.media import ImageInput
+from runtime.protocol.messages import ImageInput
 from runtime.protocol.requests.base import (
     BaseBatchReq,
     BaseReq,

@@ -17,6 +17,7 @@ import msgspec
 from runtime.protocol.constraint import JSON_WORDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import near
+from runtime.protocol.requests.base import set_fields
 
 GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
@@ -75,61 +76,66 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     def verify(self) -> SamplingParams:
         """Return self, or raise BadRequest naming the field, its value and the range."""
-        for name, holds, rule in _RULES:
-            if not holds(self):
-                text = rule.format(self.max_new_tokens)
-                raise BadRequest(
-                    f"{name} {text}, got {getattr(self, name)!r}", where=f"sampling_params.{name}"
-                )
+        for (name, rules), value, default in zip(_RULES.items(), _ruled(self), _RULED_DEFAULTS, strict=True):
+            if value is default:
+                continue
+            for holds, rule in rules:
+                if not holds(value):
+                    raise BadRequest(f"{name} {rule}, got {value!r}", where=f"sampling_params.{name}")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise BadRequest(
+                f"min_new_tokens must be in [0, max_new_tokens({self.max_new_tokens})], "
+                f"got {self.min_new_tokens}",
+                where="sampling_params.min_new_tokens",
+            )
         for index, pattern in enumerate(self.stop_regex):
             _check_pattern(pattern, f"sampling_params.stop_regex[{index}]")
         return self
 
     @classmethod
-    def from_user(cls, given: SamplingParams | Mapping[str, Any]) -> tuple[SamplingParams, Constraint | None]:
-        """What a user's dict says: the parameters, verified, and the constraint of its json_schema, regex,
-        ebnf, structural_tag or choices (a list of texts), with its `whitespace` and `schema_format` (see
-        Constraint).
+    def from_user(
+        cls, params: SamplingParams | Mapping[str, Any]
+    ) -> tuple[SamplingParams, Constraint | None]:
+        """Read sampling_params: the parameters, verified, and the constraint of the keys json_schema, regex,
+        ebnf, structural_tag or choices (a list of texts), with its `whitespace` and `schema_format`
+        (see Constraint).
 
-        None stands for a field's default, and for nothing under an unknown key, as False does there. stop,
-        stop_regex: one or a list; stop_token_ids: one or a list; logit_bias: keys may be text; top_k 0 is
-        off, as -1; sampling_seed is another name of seed; a constraint may be given as text or, for
-        json_schema and structural_tag, as an object. Raises BadRequest: an unknown key (with the nearest
-        known one), a wrong type, a value out of range, more than one constraint.
+        A value None is the field's default; an unknown key may be None or False. stop, stop_regex and
+        stop_token_ids: one or a list; logit_bias: keys may be text; top_k 0 is off, as -1; sampling_seed is
+        another name of seed; a constraint may be given as text or, for json_schema and structural_tag, as an
+        object. Raises BadRequest: an unknown key (with the nearest known one), a wrong type, a value out of
+        range, more than one constraint.
         """
-        if isinstance(given, SamplingParams):
-            # A struct that was made in code has not had its types checked.
-            return _converted(_builtins(given)).verify(), None
-        if not isinstance(given, Mapping):
+        if isinstance(params, SamplingParams):
+            # __init__ does not check types.
+            return _converted(set_fields(params)).verify(), None
+        if not isinstance(params, Mapping):
             raise BadRequest(
-                f"must be a SamplingParams or a dict, got {type(given).__name__}", where="sampling_params"
+                f"must be a SamplingParams or a dict, got {type(params).__name__}", where="sampling_params"
             )
-        values = _renamed({key: value for key, value in given.items() if value is not None})
-        constraint = _constraint(values)
-        for name in ("stop", "stop_regex"):
-            if isinstance(values.get(name), str):
-                values[name] = [values[name]]
-        if type(values.get("stop_token_ids")) is int:
-            values["stop_token_ids"] = [values["stop_token_ids"]]
-        if type(values.get("top_k")) is int and values["top_k"] == 0:
-            values["top_k"] = TOP_K_OFF
-        if "logit_bias" in values:
-            values["logit_bias"] = _biases(values["logit_bias"])
-        return _converted(values).verify(), constraint
+        values: dict[str, Any] = {}
+        constraints: dict[str, Any] = {}
+        for key, value in params.items():
+            if value is None:
+                continue
+            if key in _FIELDS:
+                read = _READERS.get(key)
+                values[key] = value if read is None else read(value)
+            elif key in ALIASES:
+                continue
+            elif key in WORDS:
+                constraints[key] = value
+            elif value is not False:
+                raise _unknown(key)
+        for key, name in ALIASES.items():
+            if (value := params.get(key)) is not None and values.setdefault(name, value) != value:
+                raise BadRequest(f"{key} and {name} name the same field", where=f"sampling_params.{name}")
+        return _converted(values).verify(), _constraint(constraints) if constraints else None
 
 
 WORDS = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALIASES)
 """Keys that a user's sampling_params may have."""
-
-
-def _builtins(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are set, by name."""
-    pairs = zip(_DEFAULTS.items(), _values_of(params), strict=True)
-    return {name: value for (name, default), value in pairs if value is not default}
-
-
-_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
-_values_of = operator.attrgetter(*_DEFAULTS)
+_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
 def _converted(values: dict[str, Any]) -> SamplingParams:
@@ -140,43 +146,29 @@ def _converted(values: dict[str, Any]) -> SamplingParams:
         raise BadRequest(message, where="sampling_params" + path.rstrip("`")) from error
 
 
-def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
-    """The same with aliases resolved. Raises BadRequest for an unknown key."""
-    known = WORDS
-    made: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known and value is not False:
-            meant = near(str(key), known)
-            raise BadRequest(
-                f"unknown field {str(key)[:80]!r}; known: {', '.join(known)}",
-                where="sampling_params",
-                hint=f"did you mean {meant!r}?" if meant else None,
-            )
-        name = ALIASES.get(key, key)
-        if name not in known:
-            continue
-        if name in made and made[name] != value:
-            raise BadRequest(f"{key} and {name} name the same field", where=f"sampling_params.{name}")
-        made[name] = value
-    return made
+def _unknown(key: Any) -> BadRequest:
+    nearest = near(str(key), WORDS)
+    return BadRequest(
+        f"unknown field {str(key)[:80]!r}; known: {', '.join(WORDS)}",
+        where="sampling_params",
+        hint=f"did you mean {nearest!r}?" if nearest else None,
+    )
 
 
-def _constraint(values: dict[str, Any]) -> Constraint | None:
-    """Takes the constraint out of `values`."""
-    found = [(word, values.pop(word)) for word in CONSTRAINT_WORDS if word in values]
-    beside = {word: values.pop(word) for word in JSON_WORDS if word in values}
-    if not found:
-        if beside:
-            where = f"sampling_params.{next(iter(beside))}"
-            raise BadRequest("needs json_schema or structural_tag", where=where)
-        return None
-    if len(found) > 1:
+def _constraint(values: Mapping[str, Any]) -> Constraint:
+    """The constraint that the keys CONSTRAINT_WORDS and JSON_WORDS of sampling_params describe."""
+    kinds = [word for word in CONSTRAINT_WORDS if word in values]
+    options = {word: values[word] for word in JSON_WORDS if word in values}
+    if not kinds:
+        where = f"sampling_params.{next(iter(options))}"
+        raise BadRequest("needs json_schema or structural_tag", where=where)
+    if len(kinds) > 1:
         raise BadRequest(
-            f"only one of {', '.join(CONSTRAINT_WORDS)} can be set, got "
-            + " and ".join(word for word, _ in found),
+            f"only one of {', '.join(CONSTRAINT_WORDS)} can be set, got {' and '.join(kinds)}",
             where="sampling_params",
         )
-    word, spec = found[0]
+    [word] = kinds
+    spec = values[word]
     if word == "choices" and not _are_choices(spec):
         raise BadRequest("must be a list of texts, none of them empty", where=f"sampling_params.{word}")
     if word in ("json_schema", "structural_tag", "choices") and isinstance(spec, (dict, bool, list, tuple)):
@@ -187,29 +179,39 @@ def _constraint(values: dict[str, Any]) -> Constraint | None:
             raise BadRequest(f"cannot be written as JSON: {error}", where=where) from error
     if not isinstance(spec, str):
         raise BadRequest(f"must be a text, got {type(spec).__name__}", where=f"sampling_params.{word}")
-    return Constraint(cast(ConstraintKind, word), spec, **beside).verify()
+    return Constraint(cast(ConstraintKind, word), spec, **options).verify()
 
 
-def _are_choices(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(o, str) and o for o in given)
+def _are_choices(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(o, str) and o for o in value)
 
 
-def _biases(given: Any) -> dict[int, Any]:
+def _biases(value: Any) -> dict[int, Any]:
     where = "sampling_params.logit_bias"
-    if not isinstance(given, Mapping):
-        raise BadRequest(f"must be a dict from token ids to numbers, got {type(given).__name__}", where=where)
-    made: dict[int, Any] = {}
-    for key, bias in given.items():
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"must be a dict from token ids to numbers, got {type(value).__name__}", where=where)
+    biases: dict[int, Any] = {}
+    for key, bias in value.items():
         if isinstance(key, str) and key.isascii() and key.isdigit():
             token = int(key)
         elif type(key) is int:
             token = key
         else:
             raise BadRequest(f"{key!r} is not a token id", where=where)
-        if token in made:
+        if token in biases:
             raise BadRequest(f"{token} occurs twice", where=where)
-        made[token] = bias
-    return made
+        biases[token] = bias
+    return biases
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "stop": lambda value: [value] if isinstance(value, str) else value,
+    "stop_regex": lambda value: [value] if isinstance(value, str) else value,
+    "stop_token_ids": lambda value: [value] if type(value) is int else value,
+    "top_k": lambda value: TOP_K_OFF if type(value) is int and value == 0 else value,
+    "logit_bias": _biases,
+}
+"""How short forms of a field's value are read."""
 
 
 def _check_pattern(pattern: str, where: str) -> None:
@@ -233,35 +235,34 @@ def _is_text(value: str) -> bool:
     return True
 
 
-_RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
-    ("max_new_tokens", lambda p: p.max_new_tokens >= 0, "must be at least 0"),
-    (
-        "min_new_tokens",
-        lambda p: 0 <= p.min_new_tokens <= p.max_new_tokens,
-        "must be in [0, max_new_tokens({})]",
+_RULES: dict[str, tuple[tuple[Callable[[Any], bool], str], ...]] = {
+    "max_new_tokens": ((lambda v: v >= 0, "must be at least 0"),),
+    "temperature": ((lambda v: 0.0 <= v < math.inf, "must be a finite number, at least 0"),),
+    "top_p": ((lambda v: 0.0 < v <= 1.0, "must be in (0, 1]"),),
+    "top_k": ((lambda v: v == -1 or v >= 1, "must be -1 (off) or at least 1"),),
+    "min_p": ((lambda v: 0.0 <= v <= 1.0, "must be in [0, 1]"),),
+    "frequency_penalty": ((lambda v: -2.0 <= v <= 2.0, "must be in [-2, 2]"),),
+    "presence_penalty": ((lambda v: -2.0 <= v <= 2.0, "must be in [-2, 2]"),),
+    "repetition_penalty": ((lambda v: 0.0 < v <= 2.0, "must be in (0, 2]"),),
+    "stop": (
+        (lambda v: len(v) <= MAX_STOPS, f"takes at most {MAX_STOPS} strings"),
+        (all, "must not contain an empty string"),
+        (lambda v: all(map(_is_text, v)), "must not contain lone surrogates"),
     ),
-    ("temperature", lambda p: 0.0 <= p.temperature < math.inf, "must be a finite number, at least 0"),
-    ("top_p", lambda p: 0.0 < p.top_p <= 1.0, "must be in (0, 1]"),
-    ("top_k", lambda p: p.top_k == -1 or p.top_k >= 1, "must be -1 (off) or at least 1"),
-    ("min_p", lambda p: 0.0 <= p.min_p <= 1.0, "must be in [0, 1]"),
-    ("frequency_penalty", lambda p: -2.0 <= p.frequency_penalty <= 2.0, "must be in [-2, 2]"),
-    ("presence_penalty", lambda p: -2.0 <= p.presence_penalty <= 2.0, "must be in [-2, 2]"),
-    ("repetition_penalty", lambda p: 0.0 < p.repetition_penalty <= 2.0, "must be in (0, 2]"),
-    ("stop", lambda p: len(p.stop) <= MAX_STOPS, f"takes at most {MAX_STOPS} strings"),
-    ("stop", lambda p: all(p.stop), "must not contain an empty string"),
-    ("stop", lambda p: all(map(_is_text, p.stop)), "must not contain lone surrogates"),
-    ("stop_regex", lambda p: all(map(_is_text, p.stop_regex)), "must not contain lone surrogates"),
-    ("stop_token_ids", lambda p: min(p.stop_token_ids, default=0) >= 0, "must be ids, 0 or greater"),
-    ("seed", lambda p: p.seed is None or 0 <= p.seed < 2**63, "must be in [0, 2**63)"),
-    ("n", lambda p: 1 <= p.n <= MAX_SAMPLES, f"must be in [1, {MAX_SAMPLES}]"),
-    ("stop_regex", lambda p: len(p.stop_regex) <= MAX_STOPS, f"takes at most {MAX_STOPS} patterns"),
-    ("stream_interval", lambda p: p.stream_interval >= 1, "must be at least 1"),
-    ("logit_bias", lambda p: min(p.logit_bias, default=0) >= 0, "must name ids, 0 or greater"),
-    ("logit_bias", lambda p: all(map(math.isfinite, p.logit_bias.values())), "must hold finite numbers"),
-    (
-        "custom_logit_processor",
-        lambda p: p.custom_logit_processor != "",
-        "must be the name of a registered logit processor",
+    "stop_regex": (
+        (lambda v: all(map(_is_text, v)), "must not contain lone surrogates"),
+        (lambda v: len(v) <= MAX_STOPS, f"takes at most {MAX_STOPS} patterns"),
     ),
-)
-"""Field, whether it is in range, and the rule."""
+    "stop_token_ids": ((lambda v: min(v, default=0) >= 0, "must be ids, 0 or greater"),),
+    "seed": ((lambda v: 0 <= v < 2**63, "must be in [0, 2**63)"),),
+    "n": ((lambda v: 1 <= v <= MAX_SAMPLES, f"must be in [1, {MAX_SAMPLES}]"),),
+    "stream_interval": ((lambda v: v >= 1, "must be at least 1"),),
+    "logit_bias": (
+        (lambda v: min(v, default=0) >= 0, "must name ids, 0 or greater"),
+        (lambda v: all(map(math.isfinite, v.values())), "must hold finite numbers"),
+    ),
+    "custom_logit_processor": ((bool, "must be the name of a registered logit processor"),),
+}
+"""Field -> what its value must be, and how an error says so. Default values need no check."""
+_ruled = operator.attrgetter(*_RULES)
+_RULED_DEFAULTS = _ruled(SamplingParams())

@@ -20,11 +20,10 @@ from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.http.admission import SHORT
 from runtime.server.http.body import Body, read_body, to_struct
-from runtime.server.http.disconnect import unless_gone
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation
 from runtime.server.http.peers import Peers
-from runtime.server.http.sse import EventStream, fault_event
+from runtime.server.http.sse import EventStream, fault_event, unless_gone
 from runtime.tools import ToolServer
 
 T = TypeVar("T")

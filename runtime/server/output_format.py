@@ -11,6 +11,7 @@ reported later, under the name the client used (`Asked.words`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -85,6 +86,9 @@ class OutputFields(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
 
+_values = operator.attrgetter(*OutputFields.__struct_fields__)
+
+
 class Asked(NamedTuple):
     """sampling: the words for sampling_params. words: the runtime's name of the constraint -> the client's,
     for errors."""
@@ -107,6 +111,8 @@ _STRUCTURED = {
 
 def asked(body: OutputFields) -> Asked:
     """The one constraint of a body. Raises BadRequest where there are several, naming them."""
+    if all(value is None for value in _values(body)):
+        return Asked({}, {})
     found = [one for one in _found(body) if one[2] is not None]
     if len(found) > 1:
         names = " and ".join(place.partition(".")[0] for _, place, _ in found)

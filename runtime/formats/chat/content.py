@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.media import ImageData
+from runtime.protocol.messages import ImageData
 
 CONTENT_FORMATS = ("openai", "string")
 

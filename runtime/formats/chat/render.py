@@ -24,8 +24,7 @@ from runtime.formats.chat.content import (
 from runtime.formats.chat.registry import CHAT_TEMPLATES
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.errors import BadRequest, TemplateError
-from runtime.protocol.media import ImageData
-from runtime.protocol.messages import RAW_ROLE, Message
+from runtime.protocol.messages import RAW_ROLE, ImageData, Message
 
 _PATIENCE_S = 1.0
 _MARK = "\ue000open-turn\ue001"

@@ -1,8 +1,8 @@
 """BatchRequest: many requests at once, each with an answer or an error of its own.
 
 With several samples of a prompt, the prompt is computed first and alone (a request for no new tokens leaves
-it in the prefix cache), then its samples are sent. It does not wait itself: whoever drives it is notified by
-`notify` that there may be something to take.
+it in the prefix cache), then its samples are sent. It does not wait itself: `notify` is called when there may
+be something to take.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.prepare import Job
+from runtime.processes.frontend.prepare import Job, Preparer
 from runtime.processes.frontend.request_state import ENTRY_BYTES, AnswerRoom, RequestState
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.requests.base import new_rid
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.protocol.requests.single import Known, SingleGenerateReq, resolve
+from runtime.protocol.requests.single import SingleGenerateReq, resolve, typed_items
 from runtime.protocol.sampling import SamplingParams
 
 Outcome: TypeAlias = OutputDelta | RuntimeFault
@@ -34,40 +34,34 @@ COMMIT = SamplingParams(max_new_tokens=0, temperature=0.0)
 SEEDS = 2**63
 
 
-class Sender(Protocol):
-    """What a batch needs of the frontend."""
-
-    def prepare(self, request: SingleGenerateReq) -> Job: ...
-
-    def another(self, job: Job, request: SingleGenerateReq) -> Job: ...
-
-    def wire_rid(self, request: SingleGenerateReq) -> str: ...
-
-    def open(
-        self, request: SingleGenerateReq, job: Job, notify: Callable[[], None], room: AnswerRoom
-    ) -> RequestState: ...
-
-    @property
-    def max_answer_bytes(self) -> int | None: ...
-
-    def leave(self, state: RequestState) -> None: ...
+Send: TypeAlias = Callable[[SingleGenerateReq, Job, Callable[[], None], AnswerRoom], RequestState]
+"""Registers and sends a request; the third argument is called whenever there is something new of it."""
 
 
 class BatchRequest:
     """The items of a normalised request, or single ones. prepare() and begin() once, then take() until
-    `done`, and leave() in any case. frontend: its name, where there are several. cumulative: see
-    SingleGenerateReq."""
+    `done`, and leave() in any case.
+
+    send, forget  how the frontend begins and ends a request
+    room          for the answers of all items
+    frontend      its name, if there are several
+    cumulative    see SingleGenerateReq
+    """
 
     def __init__(
         self,
-        manager: Sender,
+        preparer: Preparer,
         requests: GenerateReqInput | Sequence[GenerateReqInput],
-        frontend: str | None = None,
+        send: Send,
+        forget: Callable[[RequestState], None],
+        room: AnswerRoom,
         *,
+        frontend: str | None = None,
         stream: bool = False,
         cumulative: bool = False,
     ) -> None:
-        self._manager, self._requests, self._frontend = manager, requests, frontend
+        self._preparer, self._requests, self._frontend = preparer, requests, frontend
+        self._open, self._forget, self._room = send, forget, room
         self._prompts = requests.batch_size if isinstance(requests, GenerateReqInput) else len(requests)
         self._stream, self._cumulative = stream, cumulative
         self._items: list[SingleGenerateReq | RuntimeFault] = []
@@ -84,7 +78,6 @@ class BatchRequest:
         self.left = len(requests)
         self._group = new_rid() if len(requests) > 1 else None
         self._planned = 0
-        self._room = AnswerRoom(manager.max_answer_bytes)
         self.client = CLIENT.get().name
 
     @property
@@ -101,16 +94,20 @@ class BatchRequest:
     def prepare(self) -> None:
         """The part that may take long: the types of all fields, templates and tokenising, once per prompt.
         What is wrong with an item is its own answer."""
-        known: Known = {}
-        for index in range(len(self._requests)):
-            self._items.append(self._resolved(index, known))
-        self._requests = ()  # whoever keeps this object must not keep long prompts
+        if isinstance(self._requests, GenerateReqInput):
+            self._items = typed_items(self._requests)
+        else:
+            self._items = [_resolved(one) for one in self._requests]
+        self._requests = ()  # this object may be kept for longer than long prompts should be
+        for index, item in enumerate(self._items):
+            if isinstance(item, SingleGenerateReq):
+                self._complete(index, item)
         for index in range(self._prompts):
             item = self._items[index]
             if isinstance(item, RuntimeFault):
                 continue
             try:
-                job = self._manager.prepare(item)
+                job = self._preparer.prepare(item)
                 self._check_size(job, len(self._samples(index)))
                 self._jobs[index] = job
             except RuntimeFault as fault:
@@ -187,7 +184,7 @@ class BatchRequest:
         """Answer those that are overdue."""
         for index, state in list(self._commits.items()):
             if state.time_left() == 0:
-                self._manager.leave(self._commits.pop(index))
+                self._forget(self._commits.pop(index))
                 self._samples_fail(index, state.overdue())
         for index, state in list(self._states.items()):
             if state.time_left() == 0:
@@ -203,7 +200,7 @@ class BatchRequest:
     def leave(self) -> None:
         """Nobody waits any more: cancel what is not finished."""
         for state in (*self._states.values(), *self._commits.values()):
-            self._manager.leave(state)
+            self._forget(state)
         self._states.clear()
         self._commits.clear()
         self._to_send.clear()
@@ -212,19 +209,13 @@ class BatchRequest:
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def _resolved(self, index: int, known: Known) -> SingleGenerateReq | RuntimeFault:
-        """The item for the frontend; a sample has a seed of its own, made of the one that was given."""
-        one = self._requests[index]
-        one.http_worker_ipc = self._frontend
-        try:
-            made = resolve(one, known)
-        except RuntimeFault as fault:
-            return fault
-        made.stream, made.cumulative = self._stream, self._cumulative
-        seed, sample = made.sampling_params.seed, index // self._prompts
+    def _complete(self, index: int, item: SingleGenerateReq) -> None:
+        """What the batch knows of an item. A sample has its own seed, derived from the request's."""
+        item.http_worker_ipc = self._frontend
+        item.stream, item.cumulative = self._stream, self._cumulative
+        seed, sample = item.sampling_params.seed, index // self._prompts
         if sample and seed is not None:
-            made.sampling_params = msgspec.structs.replace(made.sampling_params, seed=(seed + sample) % SEEDS)
-        return made
+            item.sampling_params = msgspec.structs.replace(item.sampling_params, seed=(seed + sample) % SEEDS)
 
     def _samples(self, prompt: int) -> range:
         return range(prompt, len(self._items), self._prompts)
@@ -241,7 +232,7 @@ class BatchRequest:
         )
         tokens = msgspec.structs.replace(
             job.requests[0],
-            rid=self._manager.wire_rid(request),
+            rid=self._preparer.wire_rid(request),
             sampling_params=COMMIT,
             constraint=None,
             return_logprob=False,
@@ -253,7 +244,7 @@ class BatchRequest:
             stream=False,
         )
         try:
-            state = self._manager.open(
+            state = self._open(
                 request,
                 Job((tokens,), deadline=job.deadline, shares_prompt=True),
                 self._notifier(True, prompt),
@@ -273,10 +264,10 @@ class BatchRequest:
             if state.take() is None:
                 return
         except RuntimeFault as fault:
-            self._manager.leave(self._commits.pop(prompt))
+            self._forget(self._commits.pop(prompt))
             self._samples_fail(prompt, fault)
             return
-        self._manager.leave(self._commits.pop(prompt))
+        self._forget(self._commits.pop(prompt))
         self._to_send.extend((False, index) for index in self._samples(prompt))
 
     def _send(self, index: int) -> None:
@@ -287,11 +278,11 @@ class BatchRequest:
             return
         job = self._jobs[index % self._prompts]
         if index >= self._prompts:
-            job = self._manager.another(job, item)
+            job = self._preparer.again(job, item)
         for part in job.requests:
             part.group = self._group
         try:
-            state = self._manager.open(item, job, self._notifier(False, index), self._room)
+            state = self._open(item, job, self._notifier(False, index), self._room)
         except RuntimeFault as fault:
             self._settle(index, fault)
             return
@@ -319,7 +310,7 @@ class BatchRequest:
         """The item's last word."""
         state = self._states.pop(index, None)
         if state is not None:
-            self._manager.leave(state)
+            self._forget(state)
         self._made.append((index, outcome))
         self.left -= 1
 
@@ -337,3 +328,10 @@ class BatchRequest:
             self._notify()
 
         return notify
+
+
+def _resolved(request: GenerateReqInput) -> SingleGenerateReq | RuntimeFault:
+    try:
+        return resolve(request)
+    except RuntimeFault as fault:
+        return fault

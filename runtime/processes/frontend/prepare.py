@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.formats.chat.render import Rendered, TextTemplate
+from runtime.formats.chat.render import TextTemplate
 from runtime.formats.chat.template import ChatTemplate
 from runtime.formats.reasoning.marks import SWITCHES, ReasoningMarks
 from runtime.grammar.jump_plan import JumpPlanner
@@ -25,7 +25,7 @@ from runtime.processes.frontend.prompt import Prompt, PromptReader
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import Bootstrap, GenerateReqInput, TokenizedGenerateReqInput
-from runtime.protocol.media import ImageInput
+from runtime.protocol.messages import ImageInput
 from runtime.protocol.requests.single import SingleGenerateReq, resolve
 from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
 
@@ -52,13 +52,12 @@ class Option:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What one GenerateReqInput becomes: one request, or for choices one or two per option, and what for.
-    media: what the messages refer to; nothing, where the model takes text only. deadline: when it must be
-    over, by the clock of the Preparer. reasoning_begun: whether a conversation's prompt begins the model's
-    reasoning (True) or ends it (False); None: neither. shares_prompt: it is another sample of a prompt."""
+    deadline: when it must be over, by the clock of the Preparer. reasoning_begun: whether a conversation's
+    prompt begins the model's reasoning (True) or ends it (False); None: neither. shares_prompt: it is another
+    sample of a prompt."""
 
     requests: tuple[TokenizedGenerateReqInput, ...]
     options: tuple[Option, ...] = ()
-    media: Rendered = Rendered("")  # noqa: RUF009 - frozen
     deadline: float | None = None
     reasoning_begun: bool | None = None
     shares_prompt: bool = False
@@ -164,7 +163,6 @@ class Preparer:
                     images=prompt.images,
                 ),
             ),
-            media=prompt.media,
             deadline=deadline,
             reasoning_begun=begun,
         )
@@ -300,7 +298,9 @@ class Preparer:
         return {**given, "turn": request.rid, "room": room, "owner": CLIENT.get().owner}
 
     def _textless(self, ids: Sequence[int]) -> bool:
-        return not any(self._tokenizer.text_table.bytes_of(ids, skip_special_tokens=True))
+        """Whether the prompt is control tokens only."""
+        bytes_of = self._tokenizer.text_table.bytes_of
+        return not any(any(bytes_of(ids[at : at + _TAIL], True)) for at in range(0, len(ids), _TAIL))
 
     def wire_rid(self, request: SingleGenerateReq) -> str:
         """The id in the engine: never used twice, so that the last delta of a cancelled request cannot
@@ -310,7 +310,6 @@ class Preparer:
     # -- how to generate -------------------------------------------------------------------------------------
 
     def _sampling(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
-        params.verify()
         vocab = self._limits.vocab_size
         for token in params.stop_token_ids:
             if token >= vocab:
@@ -424,7 +423,7 @@ class Preparer:
             scored = scoring(whole, boundary, prompt.images)
             alone = scoring([*start, *own], len(start)) if request.unconditional else None
             made.append(Option(option, own, scored, alone))
-        return Job(tuple(requests), tuple(made), prompt.media, deadline)
+        return Job(tuple(requests), tuple(made), deadline)
 
     def _boundary(
         self, request: SingleGenerateReq, prompt: Prompt, options: Sequence[str]

@@ -27,8 +27,7 @@ from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.images.placing import check_places, lengthened, placed
 from runtime.protocol.errors import BadRequest, PromptTooLong
-from runtime.protocol.media import ImageData, ImageInput
-from runtime.protocol.messages import RAW_ROLE, Message
+from runtime.protocol.messages import RAW_ROLE, ImageData, ImageInput, Message
 from runtime.protocol.requests.single import SingleGenerateReq
 
 _USUAL = 16
@@ -43,14 +42,12 @@ _DROPPED = 4
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """text: None for a prompt of ids. stop_str: what ends a turn, or what fills a hole. media: what the
-    messages' parts refer to (its text is the rendered one, placeholders in it). images: the pictures that
-    stand in `ids`, in order."""
+    """text: None for a prompt of ids. stop_str: ends a turn, or the text that fills a hole. images: those of
+    `ids`, in order."""
 
     text: str | None
     ids: list[int]
     stop_str: tuple[str, ...] = ()
-    media: Rendered = Rendered("")  # noqa: RUF009 - frozen
     images: tuple[ImageInput, ...] = ()
 
 
@@ -131,7 +128,7 @@ class PromptReader:
                     where=given[0],
                 )
         ids, images = self._placed(ids, request.image_data or media.images)
-        return Prompt(text, ids, stop_str, media, images)
+        return Prompt(text, ids, stop_str, images)
 
     def check_text(self, size: int, where: str) -> None:
         """Raise PromptTooLong for a text of `size` characters, which cannot be few enough tokens."""

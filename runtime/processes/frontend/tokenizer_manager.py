@@ -100,11 +100,6 @@ class TokenizerManager:
         self._messages = 0
 
     @property
-    def max_answer_bytes(self) -> int | None:
-        """Of log-probabilities and hidden states in one answer; None: any number."""
-        return self._max_answer_bytes
-
-    @property
     def live(self) -> int:
         """Requests that are being waited for."""
         return len(self._requests) + len(self._embeddings)
@@ -243,7 +238,16 @@ class TokenizerManager:
         self._check_generates()
         if isinstance(request, GenerateReqInput):
             request.normalize_batch_and_arguments()
-        batch = BatchRequest(self, request, self._name, stream=stream, cumulative=cumulative)
+        batch = BatchRequest(
+            self._preparer,
+            request,
+            self.open,
+            self.leave,
+            AnswerRoom(self._max_answer_bytes),
+            frontend=self._name,
+            stream=stream,
+            cumulative=cumulative,
+        )
         with self._lock:
             self._batches[id(batch)] = batch
         try:
@@ -357,16 +361,7 @@ class TokenizerManager:
         for answer in answers:
             answer.give(None)
 
-    # -- for batches --------------------------------------------------------------------------------------
-
-    def prepare(self, request: SingleGenerateReq) -> Job:
-        return self._preparer.prepare(request)
-
-    def another(self, job: Job, request: SingleGenerateReq) -> Job:
-        return self._preparer.again(job, request)
-
-    def wire_rid(self, request: SingleGenerateReq) -> str:
-        return self._preparer.wire_rid(request)
+    # -- for batches ---------------------------------------------------------------------------------------
 
     def open(
         self, request: SingleGenerateReq, job: Job, notify: Callable[[], None], room: AnswerRoom | None = None

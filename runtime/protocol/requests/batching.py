@@ -28,24 +28,22 @@ SAMPLE_STRIDE = 0x1E3779B97F4A7C15
 
 
 class Spread:
-    """prompts: N; copies: n. `single`: one prompt, one sample, given as such."""
+    """prompts: N; copies: n; total: items. `single`: one prompt, not in a list, and one sample."""
+
+    __slots__ = ("copies", "prompts", "single", "total")
 
     def __init__(self, prompts: int, copies: int, single: bool) -> None:
         if prompts * copies > MAX_ITEMS:
             raise BadRequest(f"{prompts} prompts with {copies} samples each; at most {MAX_ITEMS} in all")
-        self.prompts, self.copies, self.single = prompts, copies, single
+        self.prompts, self.copies, self.single, self.total = prompts, copies, single, prompts * copies
 
-    @property
-    def total(self) -> int:
-        return self.prompts * self.copies
-
-    def lists(self, name: str, value: Any, default: Any = None) -> Any:
-        """`value` once per item: None stands for the default, a list for one value per prompt."""
-        if value is None:
-            value = default
+    def each(self, name: str, value: Any, read: Callable[[Any], Any] = lambda one: one) -> Any:
+        """A field's value once per item: a list has one per prompt, or per item. None if there is none. read:
+        what one value becomes."""
         if isinstance(value, list):
-            return self.whole(name, value)
-        return [value] * self.total
+            return self.whole(name, [read(one) for one in value])
+        value = read(value)
+        return None if value is None else [value] * self.total
 
     def whole(self, name: str, values: list[Any]) -> list[Any]:
         """A list with one entry per prompt, or per item, once per item."""
@@ -62,22 +60,21 @@ class Spread:
 
 def count_samples(params: Any) -> int:
     """The `n` of sampling_params: a dict, a SamplingParams, or a list of these, which must agree."""
-    many = params if isinstance(params, list) else [params]
-    counts = [_n(one) for one in many] or [1]
-    if any(count != counts[0] for count in counts):
+    if not isinstance(params, list):
+        return _n(params)
+    counts = {_n(one) for one in params} or {1}
+    if len(counts) > 1:
         raise BadRequest(UNEQUAL_N)
-    return counts[0]
+    return counts.pop()
 
 
 def _n(params: Any) -> int:
-    if params is None:
+    n = params.get("n") if isinstance(params, dict) else getattr(params, "n", None)
+    if n is None:
         return 1
-    found = params.get("n") if isinstance(params, dict) else getattr(params, "n", 1)
-    if found is None:
-        return 1
-    if type(found) is not int or found < 1:
-        raise BadRequest(f"must be at least 1, got {found!r}", where="sampling_params.n")
-    return found
+    if type(n) is not int or n < 1:
+        raise BadRequest(f"must be at least 1, got {n!r}", where="sampling_params.n")
+    return n
 
 
 def count_prompts(text: Any, input_ids: Any, input_embeds: Any) -> tuple[int, bool]:
@@ -111,26 +108,26 @@ def _length(name: str, value: Any, what: str) -> int:
     return len(value)
 
 
-def rids(given: Any, spread: Spread) -> str | list[str]:
-    """An id for each item: fresh ones; `given` with _0, _1, ...; or those of a list."""
+def rids(rid: Any, spread: Spread) -> str | list[str]:
+    """An id for each item: fresh ones; `rid` with _0, _1, ...; or those of a list."""
     if spread.single:
-        if given is None:
+        if rid is None:
             return new_rid()
-        if not isinstance(given, str):
+        if not isinstance(rid, str):
             raise BadRequest("rid should be a string for a single request.", where="rid")
-        return given
-    match given:
+        return rid
+    match rid:
         case None:
             return [new_rid() for _ in range(spread.total)]
         case str():
-            return [f"{given}_{index}" for index in range(spread.total)]
-        case list() if len(given) == spread.total:
-            return given
-        case list() if len(given) == spread.prompts:
-            return [f"{rid}_{copy}" for copy in range(spread.copies) for rid in given]
+            return [f"{rid}_{index}" for index in range(spread.total)]
+        case list() if len(rid) == spread.total:
+            return rid
+        case list() if len(rid) == spread.prompts:
+            return [f"{one}_{copy}" for copy in range(spread.copies) for one in rid]
         case list():
             raise BadRequest(
-                f"The specified rids length mismatch with the batch size: {len(given)} rids for "
+                f"The specified rids length mismatch with the batch size: {len(rid)} rids for "
                 f"{spread.prompts} prompts.",
                 where="rid",
             )
@@ -138,12 +135,13 @@ def rids(given: Any, spread: Spread) -> str | list[str]:
             raise BadRequest("The rid should be a string or a list of strings.", where="rid")
 
 
-def check_unique(given: str | list[str] | None) -> None:
-    if not isinstance(given, list):
+def check_unique(rids: str | list[str] | None) -> None:
+    """Raise BadRequest for a list with one id twice."""
+    if not isinstance(rids, list):
         return
     seen: set[str] = set()
     twice: dict[str, None] = {}
-    for rid in given:
+    for rid in rids:
         if not isinstance(rid, str):
             raise BadRequest("The rid should be a string or a list of strings.", where="rid")
         if rid in seen:
@@ -167,15 +165,15 @@ def images(data: Any, spread: Spread) -> tuple[list[Any], list[str | None] | Non
             where="image_data",
         )
     nested = any(isinstance(one, list) for one in data)
-    held = data if nested else [[one] for one in data]
-    kinds = [_modality(one) for one in held]
-    return spread.whole("image_data", held), spread.whole("modalities", kinds)
+    lists = data if nested else [[one] for one in data]
+    kinds = [_modality(one) for one in lists]
+    return spread.whole("image_data", lists), spread.whole("modalities", kinds)
 
 
-def _modality(held: Any) -> str | None:
-    if not held or held == [None]:
+def _modality(images: Any) -> str | None:
+    if not images or images == [None]:
         return None
-    return "image" if not isinstance(held, list) or len(held) == 1 else "multi-images"
+    return "image" if not isinstance(images, list) or len(images) == 1 else "multi-images"
 
 
 def token_ids(value: Any, spread: Spread) -> Any:
@@ -183,7 +181,7 @@ def token_ids(value: Any, spread: Spread) -> Any:
     if type(value) is int:
         value = [value]
     if not value:
-        return None if spread.single else [None] * spread.total
+        return None
     if spread.single:
         return value
     if not isinstance(value, list):
@@ -196,57 +194,43 @@ def token_ids(value: Any, spread: Spread) -> Any:
     return spread.whole("token_ids_logprob", value)
 
 
-def hidden_states(value: Any, spread: Spread) -> Any:
-    """Which hidden states are wanted: none, all, or those of the last token."""
-    if value is None:
-        value = False
-    if spread.single:
-        _check_hidden(value)
-        return value
-    many = value if isinstance(value, list) else [value] * spread.prompts
-    for one in many:
-        _check_hidden(one)
-    return spread.lists("return_hidden_states", many)
-
-
-def _check_hidden(value: Any) -> None:
+def hidden_states(value: Any) -> Any:
+    """Which hidden states one item wants: none, all, or those of the last token."""
     if not isinstance(value, bool) and value != "last":
         raise BadRequest(f"{HIDDEN}, got {value!r}.", where="return_hidden_states")
+    return value
 
 
-def keys(name: str, value: Any, spread: Spread, *, empty_is_none: bool) -> Any:
-    """extra_key and cache_salt: text, or for several prompts one text each."""
-
-    def checked(one: Any) -> str | None:
-        if one is not None and not isinstance(one, str):
-            raise BadRequest(f"{name} should be a string, got {type(one).__name__}.", where=name)
-        return None if empty_is_none and one == "" else one
-
-    if spread.single:
-        if isinstance(value, list):
-            raise BadRequest(f"{name} should be a string, not a list, for a single request.", where=name)
-        return checked(value)
+def extra_key(value: Any, name: str = "extra_key") -> str | None:
+    """One item's key."""
     if isinstance(value, list):
-        return spread.whole(name, [checked(one) for one in value])
-    return [checked(value)] * spread.total
+        raise BadRequest(f"{name} should be a string, not a list, for a single request.", where=name)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"{name} should be a string, got {type(value).__name__}.", where=name)
+    return value
 
 
-def rooms(value: Any, spread: Spread) -> list[int | None]:
+def cache_salt(value: Any) -> str | None:
+    """One item's salt; "" is none."""
+    return extra_key(value, "cache_salt") or None
+
+
+def rooms(value: Any, spread: Spread) -> list[int | None] | None:
     """Of `bootstrap_room`: one number stands for consecutive ones, one per item; a list with one per prompt,
     for rooms far apart, one per sample."""
     if isinstance(value, int) and not isinstance(value, bool):
         return [(value + index) % ROOMS for index in range(spread.total)]
-    made: list[int | None] = spread.lists("bootstrap_room", value)
-    if not isinstance(value, list) or len(value) == len(made):
-        return made
+    numbers: list[int | None] | None = spread.each("bootstrap_room", value)
+    if numbers is None or not isinstance(value, list) or len(value) == len(numbers):
+        return numbers
     return [
-        (room + index // spread.prompts * SAMPLE_STRIDE) % ROOMS if isinstance(room, int) else room
-        for index, room in enumerate(made)
+        (number + index // spread.prompts * SAMPLE_STRIDE) % ROOMS if isinstance(number, int) else number
+        for index, number in enumerate(numbers)
     ]
 
 
 def params_of(value: Any, spread: Spread, change: Callable[[Any], Any] = lambda one: one) -> Any:
-    """sampling_params as given, {} where there are none; `change` is applied to each."""
+    """sampling_params, {} if there are none; `change` is applied to each."""
     if spread.single:
         if isinstance(value, list):
             raise BadRequest(
@@ -255,18 +239,18 @@ def params_of(value: Any, spread: Spread, change: Callable[[Any], Any] = lambda 
         return change({} if value is None else value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return spread.whole("sampling_params", [change({} if one is None else one) for one in value])
-    made = change({} if value is None else value)
-    if isinstance(made, dict) and spread.total > 1:
-        _check_spread(made, spread)
-    return [made] * spread.total
+    params = change({} if value is None else value)
+    if isinstance(params, dict) and spread.total > 1:
+        _check_spread(params, spread)
+    return [params] * spread.total
 
 
 def _check_spread(params: dict[Any, Any], spread: Spread) -> None:
-    """Each item takes them along to the scheduler."""
+    """Each item takes its parameters along to the scheduler. Raises BadRequest if they are too large."""
     try:
         size = len(msgspec.json.encode(params))
     except (TypeError, ValueError, RecursionError):
-        return  # no JSON: what is wrong is said where they are read
+        return  # no JSON: reading them reports what is wrong
     if size * spread.total > MAX_SPREAD_BYTES:
         raise BadRequest(
             f"{size} bytes for each of {spread.total} prompts and samples; at most {MAX_SPREAD_BYTES} in all",

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.requests import batching
+from runtime.protocol.requests.base import set_fields
 from runtime.protocol.requests.batching import Spread
 from runtime.protocol.requests.many import ManyReq
 from runtime.protocol.sampling import SamplingParams
@@ -46,15 +47,8 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
     no_logs: bool = False
     custom_labels: dict[str, str] | None = None
 
-    def regenerate_rid(self) -> str | list[str]:
-        """Also for items that were taken out already."""
-        made = super().regenerate_rid()
-        for index, item in self.__dict__.get("items", {}).items():
-            item.rid = made[index]
-        return made
-
     def normalize_batch_and_arguments(self) -> None:
-        """Check what is given, count the texts, fill in defaults. A second call changes nothing. Raises
+        """Check the fields, count the texts, fill in defaults. A second call changes nothing. Raises
         BadRequest."""
         if self.is_normalized:
             return
@@ -67,12 +61,15 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         self.rid = batching.rids(self.rid, spread)
         batching.check_unique(self.rid)
         self.sampling_params = batching.params_of(self.sampling_params, spread, _nothing_new)
-        self.extra_key = batching.keys("extra_key", self.extra_key, spread, empty_is_none=False)
-        self.cache_salt = batching.keys("cache_salt", self.cache_salt, spread, empty_is_none=True)
-        if not spread.single:
-            self._spread_fields(spread)
-        self.__dict__["spread"] = spread
-        self.__dict__["items"] = {}
+        if spread.single:
+            self.extra_key = batching.extra_key(self.extra_key)
+            self.cache_salt = batching.cache_salt(self.cache_salt)
+        else:
+            self.extra_key = spread.each("extra_key", self.extra_key, batching.extra_key)
+            self.cache_salt = spread.each("cache_salt", self.cache_salt, batching.cache_salt)
+            for name in ("image_data", "video_data", "audio_data", "lora_path", "lora_id"):
+                setattr(self, name, spread.each(name, getattr(self, name)))
+        self.set_size(spread)
 
     def _count(self) -> Spread:
         if self.is_cross_encoder_request:
@@ -101,21 +98,15 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
                 raise BadRequest("should be a pair of strings [query, document]", where=f"text[{index}]")
         return Spread(len(self.text), 1, False)
 
-    def _spread_fields(self, spread: Spread) -> None:
-        for name in ("image_data", "video_data", "audio_data", "lora_path", "lora_id"):
-            if getattr(self, name) is not None:
-                setattr(self, name, spread.lists(name, getattr(self, name)))
-
     def _item(self, index: int) -> Self:
-        one: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            one[name] = value[index] if isinstance(value, list) and name in _ITEM_LISTS else value
+        fields = set_fields(self)
+        for name, values in fields.items():
+            if isinstance(values, list) and name in _ITEM_LISTS:
+                fields[name] = values[index]
         if self.is_cross_encoder_request:
-            one["text"] = [one["text"]]
-        item = type(self)(**one)
-        item.__dict__["spread"] = Spread(1, 1, True)
-        item.__dict__["items"] = {}
+            fields["text"] = [fields["text"]]
+        item = type(self)(**fields)
+        item.set_size(Spread(1, 1, True))
         return item
 
     @property

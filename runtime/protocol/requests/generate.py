@@ -1,13 +1,13 @@
-"""GenerateReqInput: a request as a user makes it, for one prompt or several. Knows no tokenizer and no model.
+"""GenerateReqInput: a user's request, for one prompt or several. Knows no tokenizer and no model.
 
-`normalize_batch_and_arguments` fills in defaults and spreads every field over the items; `req[i]` is one of
-them.
+`normalize_batch_and_arguments` fills in defaults and spreads every field over the items by one table
+(PER_ITEM); `req[i]` is one of the items.
 """
 
 from __future__ import annotations
 
-import operator
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -15,6 +15,7 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.protocol.requests import batching
+from runtime.protocol.requests.base import set_fields
 from runtime.protocol.requests.batching import Spread
 from runtime.protocol.requests.many import ManyReq
 
@@ -109,18 +110,9 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     no_logs: bool = False
     custom_labels: dict[str, str] | None = None
 
-    def regenerate_rid(self) -> str | list[str]:
-        """Also for items that were taken out already."""
-        made = super().regenerate_rid()
-        for index, item in self.__dict__.get("items", {}).items():
-            item.rid = made[index]
-        return made
-
-    # -- the five steps --------------------------------------------------------------------------------------
-
     def normalize_batch_and_arguments(self) -> None:
-        """Check what is given, count prompts and samples, fill in defaults and spread the fields. A second
-        call changes nothing. Raises BadRequest."""
+        """Check the fields, count prompts and samples, fill in defaults and spread the fields over the items.
+        A second call changes nothing. Raises BadRequest."""
         if self.is_normalized:
             return
         self._validate()
@@ -129,18 +121,29 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
         if copies > 1 and self.choices is not None:
             raise BadRequest("a choice is scored, not sampled: n must be 1", where="choices")
         spread = Spread(prompts, copies, single and copies == 1)
+        if not spread.single:
+            self._spread_prompts(spread, single)
+        self.rid = batching.rids(self.rid, spread)
+        self.sampling_params = batching.params_of(self.sampling_params, spread)
         if spread.single:
-            self._normalize_single(spread)
+            for name, field in _CHECKED:
+                setattr(self, name, field.read(getattr(self, name)))
         else:
-            self._normalize_batch(spread, single)
+            for name, field in PER_ITEM.items():
+                setattr(self, name, spread.each(name, getattr(self, name), field.read))
+            for name in ("session_params", "session_id"):
+                if isinstance(values := getattr(self, name), list):
+                    setattr(self, name, spread.whole(name, values))
+            self.image_data, kinds = batching.images(self.image_data, spread)
+            self.modalities = kinds if self.modalities is None else spread.each("modalities", self.modalities)
+            self.bootstrap_room = batching.rooms(self.bootstrap_room, spread)
+        self.token_ids_logprob = batching.token_ids(self.token_ids_logprob, spread)
         batching.check_unique(self.rid)
-        self.__dict__["spread"] = spread
-        self.__dict__["items"] = {}
+        self.set_size(spread)
 
     def _validate(self) -> None:
         prompts = (self.text, self.input_ids, self.input_embeds)
-        missing = [prompt is None for prompt in prompts]
-        if (all(missing) and self.messages is None) or not any(missing):
+        if prompts.count(None) == 0 or (prompts.count(None) == 3 and self.messages is None):
             raise BadRequest(batching.NO_PROMPT, where="text")
         if self.session_id is not None and self.session_params is not None:
             raise BadRequest("session_id and session_params cannot both be set.", where="session_id")
@@ -154,86 +157,68 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
             return 1, True
         return batching.count_prompts(self.text, self.input_ids, self.input_embeds)
 
-    def _normalize_single(self, spread: Spread) -> None:
-        self.rid = batching.rids(self.rid, spread)
-        self.sampling_params = batching.params_of(self.sampling_params, spread)
-        self.return_logprob = False if self.return_logprob is None else self.return_logprob
-        self.logprob_start_len = -1 if self.logprob_start_len is None else self.logprob_start_len
-        self.top_logprobs_num = self.top_logprobs_num or 0
-        self.priority = self.priority or 0
-        self._normalize_checked(spread)
-
-    def _normalize_batch(self, spread: Spread, given_single: bool) -> None:
+    def _spread_prompts(self, spread: Spread, one_prompt: bool) -> None:
+        """Repeat the prompts for each sample. A single prompt may be a list itself, and so may its media."""
         if isinstance(self.custom_logit_processor, list) and spread.copies > 1:
             raise BadRequest(
                 "A list of custom_logit_processor cannot be used with n > 1.", where="custom_logit_processor"
             )
         for name in ("text", "input_ids", "input_embeds"):
             if (value := getattr(self, name)) is not None:
-                # One prompt with several samples may be a list itself, and so may its media.
-                setattr(self, name, spread.whole(name, [value] if given_single else list(value)))
-        if given_single:
-            self._wrap_media()
-        self.rid = batching.rids(self.rid, spread)
-        self.sampling_params = batching.params_of(self.sampling_params, spread)
-        self.image_data, kinds = batching.images(self.image_data, spread)
-        self.modalities = kinds if self.modalities is None else spread.lists("modalities", self.modalities)
-        self.return_logprob = _each(spread, "return_logprob", self.return_logprob, False)
-        self.logprob_start_len = _each(spread, "logprob_start_len", self.logprob_start_len, -1)
-        self.top_logprobs_num = _each(spread, "top_logprobs_num", self.top_logprobs_num, 0)
-        self.priority = _each(spread, "priority", self.priority, 0)
-        for name in _SPREAD:
-            setattr(self, name, spread.lists(name, getattr(self, name)))
-        self.bootstrap_room = batching.rooms(self.bootstrap_room, spread)
-        for name in ("session_params", "session_id"):
-            if isinstance(given := getattr(self, name), list):
-                setattr(self, name, spread.whole(name, given))
-        self._normalize_checked(spread)
-
-    def _normalize_checked(self, spread: Spread) -> None:
-        """Fields with rules of their own."""
-        self.token_ids_logprob = batching.token_ids(self.token_ids_logprob, spread)
-        self.return_hidden_states = batching.hidden_states(self.return_hidden_states, spread)
-        self.extra_key = batching.keys("extra_key", self.extra_key, spread, empty_is_none=False)
-        self.cache_salt = batching.keys("cache_salt", self.cache_salt, spread, empty_is_none=True)
-
-    def _wrap_media(self) -> None:
-        for name in ("image_data", "video_data", "audio_data"):
-            value = getattr(self, name)
-            if isinstance(value, list) and len(value) > 1:
-                setattr(self, name, [value])
-
-    # -- what it is ------------------------------------------------------------------------------------------
+                setattr(self, name, spread.whole(name, [value] if one_prompt else list(value)))
+        if one_prompt:
+            for name in ("image_data", "video_data", "audio_data"):
+                if isinstance(value := getattr(self, name), list) and len(value) > 1:
+                    setattr(self, name, [value])
 
     def _item(self, index: int) -> Self:
-        values: dict[str, Any] = {}
-        for (name, default), value in zip(_FIELDS.items(), _values_of(self), strict=True):
-            if value is not default:
-                values[name] = value[index] if isinstance(value, list) and name not in _WHOLE else value
-        item = type(self)(**values)
-        item.__dict__["spread"] = Spread(1, 1, True)
-        item.__dict__["items"] = {}
+        fields = set_fields(self)
+        for name, values in fields.items():
+            if isinstance(values, list) and name not in WHOLE:
+                fields[name] = values[index]
+        item = type(self)(**fields)
+        item.set_size(Spread(1, 1, True))
         return item
 
 
-_FIELDS = {field.name: field.default for field in msgspec.structs.fields(GenerateReqInput)}
-_values_of = operator.attrgetter(*_FIELDS)
-_WHOLE = frozenset({"messages", "tools", "choices"})
+class _Field(NamedTuple):
+    """A field with one value per item. default: stands for None. check: raises BadRequest for a value that
+    is none of the field's, and returns the value."""
+
+    default: Any = None
+    check: Callable[[Any], Any] | None = None
+
+    def read(self, value: Any) -> Any:
+        if value is None:
+            return self.default
+        return value if self.check is None else self.check(value)
+
+
+PER_ITEM = {
+    "return_logprob": _Field(False),
+    "logprob_start_len": _Field(-1),
+    "top_logprobs_num": _Field(0),
+    "priority": _Field(0),
+    "return_hidden_states": _Field(False, batching.hidden_states),
+    "extra_key": _Field(None, batching.extra_key),
+    "cache_salt": _Field(None, batching.cache_salt),
+    **dict.fromkeys(
+        ("constraint", "suffix", "video_data", "audio_data", "lora_path", "lora_id", "custom_logit_processor",
+         "bootstrap_host", "bootstrap_port", "bootstrap_pair_key"),
+        _Field(),
+    ),
+}  # fmt: skip
+"""Fields that hold one value for all items, or a list with one per prompt; besides these the prompts, rid,
+sampling_params, image_data, bootstrap_room and token_ids_logprob, which have rules of their own."""
+_CHECKED = [(name, field) for name, field in PER_ITEM.items() if field != _Field()]
+"""Fields that a request for one prompt reads as well."""
+WHOLE = frozenset({"messages", "tools", "choices"})
 """Lists that belong to every item as a whole."""
-_SPREAD = (
-    "constraint", "suffix", "video_data", "audio_data", "lora_path", "lora_id", "custom_logit_processor",
-    "bootstrap_host", "bootstrap_port", "bootstrap_pair_key",
-)  # fmt: skip
-
-
-def _each(spread: Spread, name: str, value: Any, default: Any) -> list[Any]:
-    """Once per item, the default where there is none."""
-    return [default if one is None else one for one in spread.lists(name, value, default)]
 
 
 def copy_request(request: GenerateReqInput, **changes: Any) -> GenerateReqInput:
-    """A copy with changes that takes over whether it is normalised; the changes must not alter its size."""
-    made = msgspec.structs.replace(request, **changes)
+    """A copy with changes, normalised if the request is; the changes must not alter its size."""
+    copied = msgspec.structs.replace(request, **changes)
     if request.is_normalized:
-        made.__dict__.update(spread=request.__dict__["spread"], items={})
-    return made
+        copied.set_size(request.spread)
+    return copied

@@ -15,33 +15,46 @@ from runtime.protocol.requests.batching import Spread
 class ManyReq(BaseReq, dict=True):
     """Normalising sets `spread` and `items` beside the fields; until then it has no size."""
 
+    def set_size(self, spread: Spread) -> None:
+        """The fields are normalised."""
+        self.__dict__.update(spread=spread, items={})
+
     @property
     def is_normalized(self) -> bool:
         return "spread" in self.__dict__
 
     @property
+    def spread(self) -> Spread:
+        """How many prompts and samples there are."""
+        try:
+            spread: Spread = self.__dict__["spread"]
+        except KeyError:
+            raise AttributeError("normalize_batch_and_arguments() has not been called") from None
+        return spread
+
+    @property
     def is_single(self) -> bool:
-        return self._spread.single
+        return self.spread.single
 
     @property
     def batch_size(self) -> int:
-        """Prompts, each counted once however many samples are made of it."""
-        return self._spread.prompts
+        """Prompts, each counted once however many samples of it are wanted."""
+        return self.spread.prompts
 
     @property
     def parallel_sample_num(self) -> int:
-        return self._spread.copies
+        return self.spread.copies
 
-    @property
-    def _spread(self) -> Spread:
-        found: Spread | None = self.__dict__.get("spread")
-        if found is None:
-            raise AttributeError("normalize_batch_and_arguments() has not been called")
-        return found
+    def regenerate_rid(self) -> str | list[str]:
+        """Also for items that were taken out already."""
+        rids = super().regenerate_rid()
+        for index, item in self.__dict__.get("items", {}).items():
+            item.rid = rids[index]
+        return rids
 
     def __len__(self) -> int:
         """Items: prompts times samples."""
-        return self._spread.total
+        return self.spread.total
 
     def __bool__(self) -> bool:
         return True
@@ -51,7 +64,7 @@ class ManyReq(BaseReq, dict=True):
 
     def __getitem__(self, index: int) -> Self:
         """Item `index`, itself normalised; always the same object. A single request is its only item."""
-        spread = self._spread
+        spread = self.spread
         if not -spread.total <= index < spread.total:
             raise IndexError(f"item {index} of a request with {spread.total}")
         if spread.single:

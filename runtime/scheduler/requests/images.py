@@ -18,7 +18,7 @@ import msgspec
 
 from runtime.plan import Image, ImageHolder, MediaSpan, Row
 from runtime.protocol.errors import BadRequest, QueueFull
-from runtime.protocol.media import ImageInput
+from runtime.protocol.messages import ImageInput
 
 KEYS = 1 << 40
 """In the key of a prefix the tokens of a picture are this and its number: no token id of any vocabulary."""

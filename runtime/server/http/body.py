@@ -10,7 +10,7 @@ import asyncio
 import gc
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -20,7 +20,7 @@ import msgspec.inspect
 from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
-from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
+from runtime.protocol.errors import Aborted, BadRequest
 from runtime.protocol.registry import near
 from runtime.server.http.admission import SHORT, admit
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
@@ -30,9 +30,6 @@ T = TypeVar("T")
 
 _PIECE = 64 << 10
 """Characters that are looked through at once."""
-_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
-_LONG_NUMBER = b"0" * 19
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE = re.compile("[\ud800-\udfff]")
 _JSON_TYPE = re.compile(r"application/(?:json|[\w.+-]+\+json)\Z")
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
@@ -139,13 +136,39 @@ def decode_json(body: bytes, max_depth: int) -> Any:
 
     Raises InvalidJson with line, column and offset; BadRequest for numbers no field can hold."""
     try:
+        data = msgspec.json.decode(body)
+        if not _is_exact(data, body):
+            data = _decode_strictly(body, max_depth)
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
+        data = _decode_strictly(body, max_depth)
+    if len(body) <= SHORT or body.count(b"[") + body.count(b"{") > max_depth:
+        _check_depth(data, max_depth)
+    return data
+
+
+def _is_exact(data: Any, body: bytes) -> bool:
+    """Whether msgspec read all of the body: of several values of one key it takes the last. Raises
+    OverflowError for an integer of more than 64 bits."""
+    msgspec.msgpack.encode(data)
+    again = msgspec.json.encode(data)
+    if again == body:
+        return True
+    escaped_colon = b"\\u003a" in body or b"\\u003A" in body
+    return again.count(b":") == body.count(b":") and not escaped_colon
+
+
+def _decode_strictly(body: bytes, max_depth: int) -> Any:
+    """decode_json by the standard library: it says where a body is wrong, and can replace lone surrogates."""
+    try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidJson(f"the body is not UTF-8 at byte {error.start}", where="body") from None
-    # A pattern for it would take ten times as long as all the rest.
-    whole = _whole_number if _LONG_NUMBER in body.translate(_DIGITS) else None
     try:
-        data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant, parse_int=whole)
+        data = json.loads(
+            text, object_pairs_hook=_no_twins, parse_constant=_no_constant, parse_int=_whole_number
+        )
     except json.JSONDecodeError as error:
         raise InvalidJson(
             f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} "
@@ -154,73 +177,46 @@ def decode_json(body: bytes, max_depth: int) -> Any:
         ) from None
     except RecursionError:
         raise _too_deep(max_depth) from None
-    if text.count("[") + text.count("{") > max_depth:
-        _check_depth(data, max_depth)
-    return _whole_text(data) if _SURROGATE.search(text) else data
+    return _whole_text(data) if "\\u" in text else data
 
 
 def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
-    """The same for a body that may have many values, and how many it has, roughly. Without the collector of
-    garbage, which would look through all that is made, again and again. Raises BodyTooLarge as well."""
+    """The same for a body that may have many values, and how many it has, roughly. The garbage collector is
+    off meanwhile: it would look through all new objects again and again. Raises BodyTooLarge as well."""
     values = admit(body, config, names).values
     enabled = gc.isenabled()
     gc.disable()
     try:
-        depth = config.max_body_depth
-        return _decode_numbers(body, depth) or decode_json(body, depth), values
+        return decode_json(body, config.max_body_depth), values
     finally:
         if enabled:
             gc.enable()
 
 
-def _decode_numbers(body: bytes, max_depth: int) -> Any:
-    """What decode_json makes of a body that is mostly lists of numbers, and None for any other. A million are
-    read in 10 to 40 ms instead of 50 to 80, in which the interpreter's lock is held; the other library takes
-    keys that come twice and texts that are none, so all that is no long list is read by both."""
-    rest = _without_numbers(body)
-    if len(rest) > len(body) // 2 or _LONG_NUMBER in body.translate(_DIGITS):
-        return None
-    try:
-        decode_json(rest, max_depth)
-        return msgspec.json.decode(body)
-    except (RuntimeFault, msgspec.DecodeError, RecursionError):
-        return None  # decode_json says what is wrong
-
-
-def _without_numbers(body: bytes) -> bytes:
-    """With a 0 in place of each long run of numbers."""
-    marks, at = body.translate(_NUMERIC), 0
-    parts: list[bytes] = []
-    while (start := marks.find(_LONG_RUN, at)) >= 0:
-        parts += body[at:start], b"0"
-        at = marks.find(b" ", start)
-        at = len(body) if at < 0 else at
-    return b"".join((*parts, body[at:]))
-
-
-_NUMERIC = bytes(ord("0") if chr(byte) in "0123456789,.eE+- \t\r\n" else ord(" ") for byte in range(256))
-_LONG_RUN = b"0" * 256
-
-
 def to_struct(data: Any, kind: type[T], where: str = "") -> T:
-    """`data` as a `kind`. What says nothing is left out: unknown fields that ask for nothing, and null or
-    false for a field that takes none and may be left out. Raises BadRequest: the path of the wrong value; for
-    an unknown field the nearest known one. `where`: the path of `data` itself."""
-    if isinstance(data, Mapping) and issubclass(kind, msgspec.Struct):
-        data = _meant(data, kind, where)
+    """`data` as a `kind`. Ignored are unknown fields with empty values, and null or false for a field with a
+    default that takes neither. Raises BadRequest: the path of the wrong value; for an unknown field the
+    nearest known one. `where`: the path of `data` itself."""
     try:
         return msgspec.convert(data, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        if not isinstance(data, Mapping) or not issubclass(kind, msgspec.Struct):
+            raise _named(error, where) from None
+    try:
+        return msgspec.convert(_without_empty(data, kind, where), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _named(error, where) from None
 
 
-def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+def known_fields(data: Mapping[str, Any], known: Set[str], where: str = "") -> Mapping[str, Any]:
     """The fields that are among `known`. Raises BadRequest for the first other one that may not be left out
     (see left_out)."""
-    made: dict[str, Any] = {}
+    if data.keys() <= known:
+        return data
+    fields: dict[str, Any] = {}
     for name, value in data.items():
         if name in known:
-            made[name] = value
+            fields[name] = value
         elif not may_be_left_out(name, value, where):
             meant = near(name, known)
             raise BadRequest(
@@ -228,14 +224,14 @@ def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "
                 where=f"{where}.{name[:80]}" if where else name[:80],
                 hint=f"did you mean {meant!r}?" if meant else f"known: {', '.join(sorted(known))}",
             )
-    return made
+    return fields
 
 
 class _Fields(NamedTuple):
     """A struct's fields as JSON has them. never_null, never_false: may be left out, and take no such value;
     structs: those that hold another struct, or a list of them."""
 
-    names: tuple[str, ...]
+    names: frozenset[str]
     never_null: frozenset[str]
     never_false: frozenset[str]
     structs: dict[str, type[msgspec.Struct]]
@@ -256,7 +252,7 @@ def _fields(kind: type[msgspec.Struct]) -> _Fields:
         found = [t.cls for t in types if isinstance(t, msgspec.inspect.StructType)]
         if len(found) == 1:
             structs[one.encode_name] = found[0]
-    names = tuple(kind.__struct_encode_fields__)
+    names = frozenset(kind.__struct_encode_fields__)
     closed = facts.forbid_unknown_fields
     return _Fields(names, frozenset(never_null), frozenset(never_false), structs, closed)
 
@@ -277,26 +273,27 @@ def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
             return [kind]
 
 
-def _meant(data: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
-    fields = _fields(kind)
-    given = known_fields(data, fields.names, where) if fields.closed else dict(data)
-    given = {
+def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
+    """The data without what to_struct ignores."""
+    facts = _fields(kind)
+    known = known_fields(data, facts.names, where) if facts.closed else data
+    kept = {
         name: value
-        for name, value in given.items()
-        if not (value is None and name in fields.never_null)
-        and not (value is False and name in fields.never_false)
+        for name, value in known.items()
+        if not (value is None and name in facts.never_null)
+        and not (value is False and name in facts.never_false)
     }
-    for name, inner in fields.structs.items():
-        place = f"{where}.{name}" if where else name
-        value = given.get(name)
+    for name, inner in facts.structs.items():
+        path = f"{where}.{name}" if where else name
+        value = kept.get(name)
         if isinstance(value, Mapping):
-            given[name] = _meant(value, inner, place)
+            kept[name] = _without_empty(value, inner, path)
         elif isinstance(value, list):
-            given[name] = [
-                _meant(item, inner, f"{place}[{index}]") if isinstance(item, Mapping) else item
+            kept[name] = [
+                _without_empty(item, inner, f"{path}[{index}]") if isinstance(item, Mapping) else item
                 for index, item in enumerate(value)
             ]
-    return given
+    return kept
 
 
 def json_type(value: Any) -> str:
@@ -324,12 +321,12 @@ def _named(error: msgspec.ValidationError, where: str) -> BadRequest:
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         last = {name: at for at, (name, _) in enumerate(pairs)}
         twin = next(name for at, (name, _) in enumerate(pairs) if last[name] != at)
         raise InvalidJson(f"the key {twin[:80]!r} occurs twice in one object", where=twin[:80])
-    return made
+    return fields
 
 
 def _no_constant(name: str) -> NoReturn:

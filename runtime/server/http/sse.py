@@ -1,4 +1,5 @@
 """Server-sent events: their bytes, and a response that sends them until the client or the request is done.
+Other work that ends when its client goes is here as well.
 
 It knows nothing of what the events say; how an error looks inside a stream is given by the caller.
 """
@@ -10,16 +11,16 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.server.http.disconnect import disconnected
+from runtime.protocol.errors import Aborted, InternalFault, RuntimeFault
 from runtime.server.http.errors import error_body
 
 T = TypeVar("T")
@@ -51,6 +52,29 @@ def event(data: Any, name: str | None = None) -> bytes:
 def fault_event(fault: RuntimeFault) -> bytes:
     """An error inside a stream of native or OpenAI events; [DONE] follows it."""
     return event({"error": error_body(fault)["error"]}) + DONE
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone. The request's body must have been read."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises; cancels it, and raises Aborted, when the client goes before."""
+    task = asyncio.create_task(work, name="sglang-dsl-answer")
+    gone = asyncio.create_task(disconnected(request.receive), name="sglang-dsl-answer-watch")
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Aborted("the client disconnected")
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 class EventStream(Response):

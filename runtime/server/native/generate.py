@@ -34,6 +34,7 @@ PER_ITEM = (
 )  # fmt: skip
 """Lists in a meta_info with one entry per output token."""
 _INCREMENTAL = ("stream_output", "incremental_streaming_output")
+_SAMPLING_FIELDS = frozenset(WORDS)
 
 _GENERATE_SCHEMA = body_schema(
     GenerateReqInput,
@@ -46,6 +47,7 @@ _ENCODE_SCHEMA = body_schema(
     without=INTERNAL,
     types={"sampling_params": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]}},
 )
+_GENERATE_FIELDS, _ENCODE_FIELDS = _GENERATE_SCHEMA.names, _ENCODE_SCHEMA.names
 
 
 class GenerateAnswer(msgspec.Struct):
@@ -124,9 +126,9 @@ class Native:
             ]
         )
 
-    def _generating(self, given: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
+    def _generating(self, body: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
         """The request of a body, and whether its stream sends new text only. Raises BadRequest."""
-        data = known_fields(given, _GENERATE_SCHEMA.names)
+        data = dict(known_fields(body, _GENERATE_FIELDS))
         data["sampling_params"] = _without_unknown(data.get("sampling_params"))
         incremental = self._incremental(data)
         return self._whole(to_struct(data, GenerateReqInput)), incremental
@@ -155,7 +157,7 @@ class Native:
 
     async def encode(self, request: Request) -> Response:
         def embedding(data: dict[str, Any]) -> EmbeddingReqInput:
-            return self._whole(to_struct(known_fields(data, _ENCODE_SCHEMA.names), EmbeddingReqInput))
+            return self._whole(to_struct(known_fields(data, _ENCODE_FIELDS), EmbeddingReqInput))
 
         made = await self._ctx.made(await self._ctx.read(request, EmbeddingReqInput), embedding)
         outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(made))
@@ -164,13 +166,13 @@ class Native:
         return json_response(answers[0] if made.is_single else answers)
 
     def _incremental(self, data: dict[str, Any]) -> bool:
-        """Whether the stream sends new text only; takes the words for it out of `data`."""
+        """Whether the stream sends new text only, by the fields of `data` for it, which are taken out."""
         wanted = self._ctx.config.incremental_streaming
         for name in _INCREMENTAL:
-            given = data.pop(name, None)
-            if given is not None and not isinstance(given, bool):
-                raise BadRequest(f"must be a boolean, got {json_type(given)}", where=name)
-            wanted = wanted if given is None else given
+            value = data.pop(name, None)
+            if value is not None and not isinstance(value, bool):
+                raise BadRequest(f"must be a boolean, got {json_type(value)}", where=name)
+            wanted = wanted if value is None else value
         return wanted
 
     async def _events(self, made: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
@@ -192,18 +194,16 @@ class Native:
 
 
 def _without_unknown(params: Any) -> Any:
-    """sampling_params, or a list of them, without unknown words that may be left out."""
-    match params:
-        case {**words}:
-            return {
-                name: value
-                for name, value in words.items()
-                if name in WORDS or not may_be_left_out(str(name), value, "sampling_params")
-            }
-        case [*several]:
-            return [_without_unknown(one) for one in several]
-        case _:
-            return params
+    """sampling_params, or a list of them, without unknown keys that may be left out."""
+    if isinstance(params, list):
+        return [_without_unknown(one) for one in params]
+    if not isinstance(params, dict) or params.keys() <= _SAMPLING_FIELDS:
+        return params
+    return {
+        name: value
+        for name, value in params.items()
+        if name in _SAMPLING_FIELDS or not may_be_left_out(str(name), value, "sampling_params")
+    }
 
 
 class SoFar:

@@ -32,7 +32,7 @@ from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import EventStream, closing_stream
 from runtime.server.native.generate import check_items
-from runtime.server.ollama.words import (
+from runtime.server.ollama.params import (
     NAMES,
     OllamaChat,
     OllamaEmbed,

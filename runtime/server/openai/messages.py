@@ -13,12 +13,14 @@ from runtime.server.http.body import json_type, known_fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SAME = {"developer": "system", "function": "tool"}
-_FIELDS = (
-    "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal", "audio",
-    "function_call", "annotations", "reasoning", "parsed", "provider_specific_fields", "cache_control",
+_FIELDS = frozenset(
+    {
+        "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal", "audio",
+        "function_call", "annotations", "reasoning", "parsed", "provider_specific_fields", "cache_control",
+    }
 )  # fmt: skip
-"""The last three have no effect: what a client made of a reply that it sends back, and a mark for caches of
-providers. reasoning: another name of reasoning_content."""
+"""The last three have no effect: two that clients add to a reply that they send back, and a mark for the
+caches of providers. reasoning: another name of reasoning_content."""
 
 
 def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:

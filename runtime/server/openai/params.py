@@ -18,7 +18,7 @@ from runtime.server.http.error_mapping import FieldNames
 from runtime.server.http.errors import ModelNotFound, NotSupported
 from runtime.server.http.left_out import says_nothing
 from runtime.server.openai.logprobs import prompt_entries
-from runtime.server.openai.sampled import Sampled, request_fields_of, sampling_of, words_of
+from runtime.server.openai.sampled import Sampled, field_names_of, generation_of
 
 DEFAULT_MODEL = "default"
 NO_MODEL = "dummy"
@@ -103,13 +103,6 @@ class Generating(Sampled, kw_only=True, forbid_unknown_fields=True):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-_FIELDS = (
-    "session_params", "session_id", "jump_forward", "return_hidden_states", "return_prompt_token_ids",
-    "custom_labels", "no_logs", "log_metrics", "routed_dp_rank", "data_parallel_rank",
-    "lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room",
-)  # fmt: skip
-
-
 def check_model(ctx: ServerContext, name: str) -> str | None:
     """The adapter that `name` asks for, in MODEL:ADAPTER; None for the model alone. Raises ModelNotFound
     unless the model is the served one: one of its names, its path, "default", or nothing; or any name may be
@@ -143,11 +136,11 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
         raise BadRequest("needs stream: true", where="stream_options")
     if body.samples < 1:
         raise BadRequest(f"must be at least 1, got {body.n}", where="n")
-    sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **sampling_of(ctx, body)}
+    own, fields = generation_of(ctx, body)
+    sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **own}
     if body.n is not None:
         sampling["n"] = body.n
-    fields = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
-    fields |= request_fields_of(body) | _prompt_facts(body)
+    fields |= _prompt_facts(body)
     if body.lora_path == "":
         del fields["lora_path"]
     elif adapter is not None and body.lora_path not in (None, adapter):
@@ -162,21 +155,21 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
 def names_of(body: Generating) -> FieldNames:
     """What the runtime's fields are called in this body. Raises BadRequest."""
     tops = {"top_logprobs_num": "prompt_logprobs"} if body.prompt_logprobs is not None else {}
-    return {**NAMES, **words_of(body), **tops}
+    return {**NAMES, **field_names_of(body), **tops}
 
 
 def _prompt_facts(body: Generating) -> dict[str, Any]:
     """Fields of a GenerateReqInput for what is wanted of the prompt, besides what the route itself asks for
     (see `with_logprobs`)."""
-    made: dict[str, Any] = {"return_prompt_token_ids": True} if body.return_token_ids else {}
+    fields: dict[str, Any] = {"return_prompt_token_ids": True} if body.return_token_ids else {}
     if body.prompt_logprobs is None:
-        return made
+        return fields
     if body.stream:
         raise BadRequest("are not available in streams", where="prompt_logprobs", hint="leave out stream")
     if body.prompt_logprobs < 0:
         raise BadRequest(f"must be at least 0, got {body.prompt_logprobs}", where="prompt_logprobs")
-    made |= {"return_logprob": True, "return_text_in_logprobs": True, "logprob_start_len": 0}
-    return {**made, "top_logprobs_num": body.prompt_logprobs}
+    fields |= {"return_logprob": True, "return_text_in_logprobs": True, "logprob_start_len": 0}
+    return {**fields, "top_logprobs_num": body.prompt_logprobs}
 
 
 def with_logprobs(fields: Mapping[str, Any], top: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""How to generate, as bodies of all of OpenAI's generating routes say it: its own words, sglang's and vLLM's,
-turned into the runtime's. Knows no prompts, messages or answers.
+"""Parameters of generation that the bodies of OpenAI's generating routes share, under OpenAI's, sglang's and
+vLLM's names, read as the runtime's. Knows no prompts, messages or answers.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.requests.base import set_fields
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames
 from runtime.server.output_format import OutputFields, asked
@@ -65,60 +66,70 @@ class Sampled(OutputFields, kw_only=True):
         return self.rid or self.request_id or None
 
 
-_SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "stop_regex", "no_stop_trim", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "stream_interval", "custom_params",
+_SAMPLING = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
+        "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "stop_regex", "no_stop_trim",
+        "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "stream_interval",
+        "custom_params",
+    }
 )  # fmt: skip
-_FIELDS = (
-    "extra_key", "cache_salt", "priority", "truncate_prompt_tokens", "truncation_side", "timeout_s",
-    "require_reasoning",
+"""Fields that sampling_params have under the same name."""
+_FIELDS = frozenset(
+    {
+        "extra_key", "cache_salt", "priority", "truncate_prompt_tokens", "truncation_side", "timeout_s",
+        "require_reasoning", "session_params", "session_id", "jump_forward", "return_hidden_states",
+        "return_prompt_token_ids", "custom_labels", "no_logs", "log_metrics", "routed_dp_rank",
+        "data_parallel_rank", "lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    }
 )  # fmt: skip
+"""Fields that a GenerateReqInput has under the same name."""
 
 
-def sampling_of(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
-    """The words for sampling_params that the body says. Raises BadRequest."""
-    made = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sampling_params and the other fields of a GenerateReqInput that are set. Raises BadRequest."""
+    sampling: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    for name, value in set_fields(body).items():
+        if name in _SAMPLING:
+            sampling[name] = value
+        elif name in _FIELDS:
+            fields[name] = value
     if body.min_tokens is not None:
-        made["min_new_tokens"] = body.min_tokens
+        sampling["min_new_tokens"] = body.min_tokens
     if body.include_stop_str_in_output:
-        made["no_stop_trim"] = True
-    return made | _token_rules(ctx, body) | asked(body).sampling
-
-
-def request_fields_of(body: Sampled) -> dict[str, Any]:
-    """The fields of a GenerateReqInput that the body says besides. Raises BadRequest."""
-    made = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
+        sampling["no_stop_trim"] = True
+    sampling |= _token_rules(ctx, body) | asked(body).sampling
     if body.custom_logit_processor:
-        made["custom_logit_processor"] = body.custom_logit_processor
+        fields["custom_logit_processor"] = body.custom_logit_processor
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
     if body.rid == "":
-        made["rid"] = ""  # refused as such
+        fields["rid"] = ""  # refused as such
     if body.named is not None:
-        made["rid"] = body.named
+        fields["rid"] = body.named
     budgets = {body.max_thinking_tokens, body.thinking_token_budget} - {None}
     if len(budgets) > 1:
         raise BadRequest(
             "must be the same as max_thinking_tokens, which means the same", where="thinking_token_budget"
         )
     if budgets:
-        made["max_thinking_tokens"] = budgets.pop()
-    return made
+        fields["max_thinking_tokens"] = budgets.pop()
+    return sampling, fields
 
 
-def words_of(body: Sampled) -> FieldNames:
+def field_names_of(body: Sampled) -> FieldNames:
     """The runtime's names of fields -> this body's, where those differ. Raises BadRequest."""
-    made = dict(asked(body).words)
+    names = dict(asked(body).words)
     if body.request_id is not None and body.rid is None:
-        made["rid"] = "request_id"
+        names["rid"] = "request_id"
     if body.thinking_token_budget is not None and body.max_thinking_tokens is None:
-        made["max_thinking_tokens"] = "thinking_token_budget"
-    return made
+        names["max_thinking_tokens"] = "thinking_token_budget"
+    return names
 
 
 def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
-    """The logit processor that keeps allowed_token_ids and bad_words, as words for sampling_params."""
+    """sampling_params with the logit processor for allowed_token_ids and bad_words."""
     rules: dict[str, Any] = {}
     if body.allowed_token_ids:
         _check_ids(ctx, body.allowed_token_ids)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from runtime.protocol.errors import Aborted, NoWorker, Overloaded, QueueFull, TransferLate, WorkerFailed
-from runtime.server.http.disconnect import unless_gone
+from runtime.server.http.sse import unless_gone
 from runtime.server.router.answer import Answer, Order, Refusal, refusal_of
 from runtime.server.router.client import Response
 from runtime.server.router.metrics import RouterMetrics

@@ -20,7 +20,7 @@ from runtime.config.parts.images import ImageOptions
 from runtime.config.parts.vision import VisionSpec
 from runtime.processes.frontend.images.sources import Sources
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.media import DETAILS, ImageData
+from runtime.protocol.messages import DETAILS, ImageData
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 LOW_PIXELS = 512 * 512

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from runtime.processes.frontend.images.pictures import Picture
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.media import ImageInput
-from runtime.protocol.messages import Message
+from runtime.protocol.messages import ImageInput, Message
 
 
 def check_places(ids: Sequence[int], image_id: int, count: int) -> None:

@@ -40,7 +40,7 @@ from runtime.server.openai.responses.types import (
     check_metadata,
     no_response,
 )
-from runtime.server.openai.sampled import request_fields_of, sampling_of, words_of
+from runtime.server.openai.sampled import field_names_of, generation_of
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT, asked
 from runtime.server.replies import follow, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
@@ -70,7 +70,7 @@ class Job:
         """earlier: the response that this one follows."""
         self._ctx, self._body, self._store = ctx, body, store
         self._adapter = check_model(ctx, body.model)
-        self._names = {**_NAMES, **words_of(body)}
+        self._names = {**_NAMES, **field_names_of(body)}
         self._check()
         messages: list[Message] = []
         if body.previous_response_id is not None:
@@ -133,12 +133,12 @@ class Job:
         if limit is not None and limit < 1:
             raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
         sampling["max_new_tokens"] = ROOM if limit is None else limit - self._usage[2]
-        said = sampling_of(self._ctx, body)
+        own, fields = generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and asked(body).sampling:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
-        sampling |= said | form
-        fields: dict[str, Any] = {"require_reasoning": None, **request_fields_of(body)}
+        sampling |= own | form
+        fields.setdefault("require_reasoning", None)
         tools = tools_of(self._offer.functions, choice)
         if tools:
             fields["tools"] = tools

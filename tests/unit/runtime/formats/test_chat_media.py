@@ -13,8 +13,7 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import conversation, render, render_prompt
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.errors import BadRequest, TemplateError
-from runtime.protocol.media import ImageData
-from runtime.protocol.messages import RAW_ROLE, Message
+from runtime.protocol.messages import RAW_ROLE, ImageData, Message
 from tests.exploring import tries
 
 TALK = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.formats.chat import process_content_for_template_format
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.media import ImageData
+from runtime.protocol.messages import ImageData
 from tests.exploring import tries
 
 PICTURE = "https://example.org/a.png"

@@ -16,7 +16,7 @@ from runtime.protocol.errors import BadConstraint, BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.requests.generate import copy_request
-from runtime.protocol.requests.single import SALT, Known, resolve
+from runtime.protocol.requests.single import SALT, SingleGenerateReq, resolve, typed_items
 from runtime.protocol.sampling import SamplingParams
 from tests.exploring import tries
 
@@ -420,8 +420,7 @@ def test_what_items_share_is_read_once_and_held_once() -> None:
         messages=[Message("user", "a")], tools=[{"a": {}}], sampling_params=params, custom_labels={"a": "b"}
     )
     request.normalize_batch_and_arguments()
-    known: Known = {}
-    items = [resolve(one, known) for one in request]
+    items = [one for one in typed_items(request) if isinstance(one, SingleGenerateReq)]
     for name in ("messages", "tools", "sampling_params", "custom_labels"):
         assert len({id(getattr(one, name)) for one in items}) == 1, name
         assert getattr(items[2], name) == getattr(resolve(request[2]), name)

@@ -22,7 +22,7 @@ from runtime.config.parts.images import ImageOptions
 from runtime.config.parts.vision import VisionSpec
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.media import ImageData
+from runtime.protocol.messages import ImageData
 from tests.unit.runtime.vision.making import data_url, picture, png
 
 SPEC = VisionSpec(hidden_size=32, layers=1, heads=2, ffn_size=8, out_size=64)

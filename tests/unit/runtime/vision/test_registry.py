@@ -13,7 +13,7 @@ import pytest
 from runtime.cache.radix import RadixCache
 from runtime.plan import Image, MediaSpan, Row, Run
 from runtime.protocol.errors import BadRequest, QueueFull
-from runtime.protocol.media import ImageInput
+from runtime.protocol.messages import ImageInput
 from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.requests import images
 from runtime.scheduler.requests.images import KEYS, REMEMBERED, ImageRegistry, Images

@@ -19,7 +19,7 @@ from runtime.models.vision.store import ImageStore
 from runtime.plan import Image, MediaSpan, Row, Run
 from runtime.processes.frontend.images.pictures import PictureReader, smart_size
 from runtime.protocol.errors import ModelLoadError
-from runtime.protocol.media import ImageData
+from runtime.protocol.messages import ImageData
 from runtime.protocol.sampling import SamplingParams
 from tests.unit.runtime.vision.making import PAD, TOWERS, Case, data_url, ids_of, picture
 

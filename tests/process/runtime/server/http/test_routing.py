@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, Router
 from starlette.testclient import TestClient
 
-from runtime.server.http.routing import Paths
+from runtime.server.app import Paths
 
 
 async def said(request: Request) -> PlainTextResponse:

@@ -11,8 +11,7 @@ import pytest
 from starlette.types import Message
 
 from runtime.protocol.errors import BadRequest, InternalFault, QueueFull, RuntimeFault
-from runtime.server.http.disconnect import unless_gone
-from runtime.server.http.sse import DONE, KEEP_ALIVE, EventStream, event
+from runtime.server.http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 

@@ -28,7 +28,9 @@ _OF_THE_MACHINE = (
 _FIXED = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "draft_num_predict": 0}
 """Options that are taken with their default only."""
 _ROLES = ("system", "user", "assistant", "tool")
-_MESSAGE = ("role", "content", "images", "tool_calls", "tool_name", "tool_call_id", "thinking", "name")
+_MESSAGE = frozenset(
+    {"role", "content", "images", "tool_calls", "tool_name", "tool_call_id", "thinking", "name"}
+)
 LATEST = ":latest"
 
 
@@ -90,7 +92,7 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
     made: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": ROOM}
     given = known_fields(
         body.options or {},
-        (*_SAME, "num_predict", "seed", "repeat_penalty", *_OF_THE_MACHINE, *_FIXED),
+        {*_SAME, "num_predict", "seed", "repeat_penalty", *_OF_THE_MACHINE, *_FIXED},
         "options",
     )
     for name, value in given.items():
