@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.device import INTERPRETED
+from runtime.kernels.device import INTERPRETED, stages
 
 COLUMNS = 1 << 15  # at once keep a large GPU's memory busy
 _INT8, _HALVES, _FLOAT8 = 0, 1, 2
@@ -24,9 +24,8 @@ def codes_matmul(x: Tensor, data: Tensor, scale: Tensor, offset: Tensor | None, 
     [outputs, inputs / 2], the first half of the inputs in the lower four bits."""
     rows, (outputs, width) = x.shape[0], data.shape
     kind = _KINDS[data.dtype]
-    block, columns, deep, warps, stages, alike = _launch(
-        rows, outputs, width, group, kind == _HALVES, x.dtype
-    )
+    block, columns, deep, most, alike = _launch(rows, outputs, width, group, kind == _HALVES, x.dtype)
+    loads = block * deep * x.element_size() * (2 if kind == _HALVES else 1) + deep * columns
     splits, stretch = _splits(outputs * triton.cdiv(rows, block), width, deep)
     codes = data.view(torch.uint8) if kind == _FLOAT8 else data
     sums = None  # of each tile's inputs
@@ -38,25 +37,26 @@ def codes_matmul(x: Tensor, data: Tensor, scale: Tensor, offset: Tensor | None, 
         x, codes, scale, offset, sums, made, x.stride(0), rows, outputs, width, group, scale.shape[1],
         stretch, 0 if sums is None else sums.shape[1], ROWS=block, COLUMNS=columns, DEPTH=deep, KIND=kind,
         OFFSET=offset is not None, ALIKE=alike, NATIVE=_has_float8(x.device),
-        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=warps, num_stages=stages,
+        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=4,
+        num_stages=stages(most, loads, deep * columns * x.element_size(), x.device),
     )  # fmt: skip
     return made[0] if splits == 1 else made.sum(0).to(x.dtype)
 
 
 def _launch(
     rows: int, outputs: int, width: int, group: int, halves: bool, dtype: torch.dtype
-) -> tuple[int, int, int, int, int, bool]:
-    """Rows, columns and depth of a tile, warps, stages of loads under way; whether all inputs of a tile are
+) -> tuple[int, int, int, int, bool]:
+    """Rows, columns and depth of a tile, stages of loads under way; whether all inputs of a tile are
     of one group, so that its scales are those of the product. As fast as any on an H100."""
     block = 16 if rows <= 16 else 32 if rows <= 32 else 64
     columns = 16 if outputs < 32 else 32 if outputs < 64 or (halves and rows <= 16) else 64
     shared = math.gcd(group, width)
     deep = min(128, shared & -shared)
     if deep >= 32:
-        return block, columns, deep, 4, 4, True
+        return block, columns, deep, 4, True
     columns = min(columns, 32)
     deep = 128 if block < 64 and dtype != torch.float32 else 64  # what shared memory holds three times
-    return block, columns, deep if width >= deep else 32, 4, 3, False
+    return block, columns, deep if width >= deep else 32, 3, False
 
 
 def _has_float8(device: torch.device) -> bool:

@@ -31,6 +31,14 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
+def stages(most: int, loads: int, operands: int, device: torch.device) -> int:
+    """num_stages of a loop: at most `most`, at least 2. The loads of all stages but one, of so many bytes
+    each, and the operands of a product fit into the shared memory of a block."""
+    if not (shared := shared_memory(device)):
+        return most
+    return max(2, min(most, 1 + (shared - operands) // loads))
+
+
 def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     """On `device`; the host does not wait for what is queued there."""
     if device.type != "cuda":

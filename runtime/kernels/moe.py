@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.device import INTERPRETED, shared_memory
+from runtime.kernels.device import INTERPRETED, shared_memory, stages
 from runtime.kernels.silu_mul import plain_silu_mul, silu_mul
 
 LARGE_TILES = 160 << 10  # of shared memory: three stages of 128 rows and 256 columns
@@ -59,22 +59,24 @@ def grouped_matmul(
     results. Gives [entries, outputs]."""
     outputs, inputs = weight.shape[1:]
     out = torch.empty(x.shape[0] * top_k, outputs, dtype=x.dtype, device=x.device)
-    columns, depth, warps, stages = _launch(blocks.size, outputs, inputs)
+    columns, depth, warps = _launch(blocks.size, outputs, inputs)
+    loads = (blocks.size + columns) * depth * x.element_size()
     _grouped_matmul[(len(blocks.experts), triton.cdiv(outputs, columns))](
         x, weight, blocks.entries, blocks.experts, scales, out, x.stride(0), top_k, outputs, inputs,
         ROWS=blocks.size, COLUMNS=columns, DEPTH=depth, SCALED=scales is not None,
-        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=warps, num_stages=stages,
+        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=warps,
+        num_stages=stages(3, loads, 0, x.device),
     )  # fmt: skip
     return out
 
 
-def _launch(rows: int, outputs: int, inputs: int) -> tuple[int, int, int, int]:
-    """Columns and depth of a tile of so many rows, warps, stages of loads under way."""
+def _launch(rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
+    """Columns and depth of a tile of so many rows, and warps."""
     if outputs < 128 or inputs < 128:
-        return 32, 64 if inputs >= 64 else 16, 4, 3
+        return 32, 64 if inputs >= 64 else 16, 4
     if rows <= 16:
-        return 64, 128, 4, 3
-    return (256 if rows > 64 and outputs >= 256 else 128), 64, 8, 3
+        return 64, 128, 4
+    return (256 if rows > 64 and outputs >= 256 else 128), 64, 8
 
 
 def _block(rows: int, shared: int) -> int:

@@ -11,12 +11,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
+from runtime.kernels import device
 from runtime.kernels.codes_matmul import codes_matmul
 from runtime.kernels.gemv import gemv
 from runtime.kernels.kv_store import move_kv, store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.merge_states import merge_states
-from runtime.kernels.moe import fused_experts
+from runtime.kernels.moe import Blocks, fused_experts, grouped_matmul
 from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
 from runtime.kernels.rms_norm import rms_norm
 from runtime.kernels.rotary import rotate
@@ -24,6 +25,7 @@ from runtime.kernels.sampling import Changes, Draws, change, sample
 from runtime.kernels.silu_mul import silu_mul
 
 TARGET = GPUTarget("cuda", 90, 32)
+SHARED = 227 << 10  # bytes of a block there
 
 
 def calls(dtype: torch.dtype, dim: int, group: int) -> None:
@@ -61,7 +63,11 @@ def calls(dtype: torch.dtype, dim: int, group: int) -> None:
         (torch.zeros(256, 4096, dtype=torch.float8_e4m3fn), 128),
     ):
         scale = torch.zeros(256, 4096 // group)
-        codes_matmul(hidden, codes, scale, scale if codes.dtype == torch.uint8 else None, group)
+        for some in (hidden, hidden.repeat(20, 1)):
+            codes_matmul(some, codes, scale, scale if codes.dtype == torch.uint8 else None, group)
+    for rows in (16, 64, 128):
+        blocks = Blocks(torch.zeros(rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+        grouped_matmul(hidden, torch.zeros(4, 512, 4096, dtype=dtype), blocks, 1)
     logits, floats = torch.zeros(2, 128_256), torch.zeros(2)
     words = torch.zeros(1, 4008, dtype=torch.int32)
     sample(logits, Draws(floats, ints, floats, floats, ints.view(8, 2), ints, words), check=True)
@@ -91,6 +97,7 @@ def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwarg
 
 if __name__ == "__main__":
     JITFunction.run = compile_only
+    device.shared_memory = lambda _: SHARED
     calls(torch.bfloat16, 128, 4)
     calls(torch.float32, 96, 3)
     latent = torch.zeros(2, 130, 576, dtype=torch.bfloat16)  # of DeepSeek: 128 query heads for one key head
