@@ -1,5 +1,7 @@
-"""Llama 1, 2 and 3, and everything published in their shape; Ernie 4.5 (dense) and Seed-OSS, which differ in
-biases and in the pairs of dimensions that turn. Data only."""
+"""Llama 1, 2 and 3, and models of nearly their shape. Data only.
+
+Ernie 4.5 (dense) and Seed-OSS differ in biases and in the pairs of dimensions that rotate; Granite 3
+(dense) has factors for the embedding, the scores, what each half of a layer adds, and the logits."""
 
 from __future__ import annotations
 
@@ -40,3 +42,20 @@ ERNIE = Family(
     defaults={"tie_word_embeddings": True},
 )
 SEED_OSS = Family(_seed, rope=Rope(theta=10000.0), kv_heads_default=True)
+
+
+def _granite(fields: Fields, layers: int) -> Traits:
+    bias = fields.flag("attention_bias", False)
+    return Traits(
+        windows=full_attention(layers),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logit_scale=1 / fields.number("logits_scaling", 1.0),
+    )
+
+
+GRANITE = Family(_granite, rope=Rope(theta=10000.0), kv_heads_default=True)

@@ -1,11 +1,14 @@
-"""Mistral 7B and its successors: Llama's shape with, in the first version, a sliding window. Ministral 8B has
-windows in some layers; Ministral 3 lets queries grow with their position. Mistral 3 is one of them beside a
-vision tower, which is not loaded. Data only."""
+"""Mistral 7B and its successors, and Mixtral (arXiv 2401.04088). Data only.
+
+Llama's shape with, in the first version, a sliding window. Ministral 8B has windows in some layers; in
+Ministral 3 queries grow with their position. Mistral 3 is one of them beside a vision tower, which is
+not loaded. Mixtral has experts in every layer."""
 
 from __future__ import annotations
 
 from runtime.config.family import Family, Names, QueryGrowth, Rope, Traits, layer_types, windows_of
 from runtime.config.fields import Fields
+from runtime.config.parts.experts import ExpertNames, ExpertsSpec, RouterSpec, checked
 
 
 def _mistral(fields: Fields, layers: int) -> Traits:
@@ -46,3 +49,32 @@ MISTRAL3_TEXT = Family(
     kv_heads_default=True,
     text="text_config",
 )
+
+
+def _mixtral(fields: Fields, layers: int) -> Traits:
+    # The published configuration says null for "no window"; transformers leaves it out.
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    return Traits(
+        windows=(window,) * layers,
+        experts=checked(
+            fields,
+            ExpertsSpec(
+                (True,) * layers,
+                count=fields.integer("num_local_experts"),
+                width=fields.integer("intermediate_size"),
+                router=RouterSpec(fields.integer("num_experts_per_tok"), renormalise=True),
+            ),
+        ),
+    )
+
+
+_EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
+_MIXTRAL_NAMES = Names(
+    experts=ExpertNames(
+        router="model.layers.{layer}.block_sparse_moe.gate",
+        gate=f"{_EXPERT}.w1",
+        up=f"{_EXPERT}.w3",
+        down=f"{_EXPERT}.w2",
+    )
+)
+MIXTRAL = Family(_mixtral, _MIXTRAL_NAMES, rope=Rope(theta=10000.0))

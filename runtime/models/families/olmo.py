@@ -1,11 +1,14 @@
-"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms after each half of a layer instead of before it, and over all
-query heads and all key heads at once. OLMo 3 has windows, and stretches positions in the other layers only.
-Data only."""
+"""OLMo 2 (arXiv 2501.00656), OLMo 3 and OLMoE (arXiv 2409.02060). Data only.
+
+Queries and keys are normalised over all heads at once. OLMo 2 and 3 have norms after each half of a
+layer instead of before it; OLMo 3 has windows, and scales positions in the other layers only. OLMoE has
+Llama's shape with experts in every layer."""
 
 from __future__ import annotations
 
 from runtime.config.family import Family, Names, Rope, Traits, full_attention, layer_types, windows_of
 from runtime.config.fields import Fields
+from runtime.config.parts.experts import ExpertsSpec, RouterSpec, checked, expert_count
 
 
 def _with(fields: Fields, windows: tuple[int | None, ...]) -> Traits:
@@ -46,3 +49,30 @@ OLMO3 = Family(
     rope=Rope(theta=_THETA, kinds=_kinds, local=("rope_theta", _THETA)),
     kv_heads_default=True,
 )
+
+
+def _olmoe(fields: Fields, layers: int) -> Traits:
+    if fields.has("clip_qkv"):
+        raise fields.fail("'clip_qkv' is not supported")
+    bias = fields.flag("attention_bias", False)
+    return Traits(
+        windows=full_attention(layers),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        qk_norm_over="heads",
+        experts=checked(
+            fields,
+            ExpertsSpec(
+                (True,) * layers,
+                count=expert_count(fields),
+                width=fields.integer("intermediate_size"),
+                router=RouterSpec(
+                    fields.integer("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob", False)
+                ),
+            ),
+        ),
+    )
+
+
+OLMOE = Family(_olmoe, kv_heads_default=True, rope=Rope(theta=10000.0))
