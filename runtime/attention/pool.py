@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.attention.float8 import TYPES, rounded
-from runtime.attention.runs import join
+from runtime.attention.layout import join
 from runtime.kernels.table import kernel
 from runtime.plan import Run
 

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from runtime.attention.base import PLAIN, Attention, AttentionStep, Scoring
 from runtime.attention.float8 import TYPES, rounded, widened
-from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, layout
+from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, join, layout
 from runtime.attention.pool import HeadMajorPool, KVShape, slots_of
-from runtime.attention.runs import join
 from runtime.plan import Run, StepPlan
 
 SHORT_RUN = 64  # neighbours shorter than this are gathered into one part

@@ -1,11 +1,10 @@
-"""A change made to a JSON schema and to every schema within it."""
+"""JSON schemas rewritten: a change made to a schema and every schema within it; schemas shortened for a
+model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-__all__ = ["rewritten"]
 
 _DEEPEST = 64
 # The keys of these are names that the schema's author chose.
@@ -32,3 +31,22 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], d
         else:
             made[word] = rewritten(value, change, depth + 1)
     return change(made)
+
+
+def trimmed(schema: Any) -> Any:
+    """Without titles and defaults of null; `anyOf` of one type and null is that type."""
+    return rewritten(schema, _shorter)
+
+
+def _shorter(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    if "default" in schema and schema["default"] is None:
+        del schema["default"]
+    match schema.get("anyOf"):
+        case [*options] if len(options) > 1 and {"type": "null"} in options:
+            left = [one for one in options if one != {"type": "null"}]
+            if len(left) == 1 and isinstance(left[0], dict):
+                del schema["anyOf"]
+                return {**left[0], **schema}
+    return schema

@@ -1,16 +1,38 @@
-"""Feed-forward networks: gated ones (GLU variants, arXiv 2002.05202) and plain ones."""
+"""Feed-forward networks: gated ones (GLU variants, arXiv 2002.05202) and plain ones; activations by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native.layers import takes
 from runtime.kernels.table import kernel
-from runtime.layers.activation import ACTIVATION
 from runtime.layers.linear import Linear
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATION: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
 
 FeedForward: TypeAlias = Callable[[Tensor], Tensor]
 """[tokens, hidden] -> [tokens, hidden]."""

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.config.encoder import ENCODERS, EncoderFamily, EncoderSpec, Head
-from runtime.layers.activation import ACTIVATION, Activation
 from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.mlp import ACTIVATION, Activation
 from runtime.layers.norm import LayerNorm
 from runtime.layers.weights import Checkpoint, Weights
 

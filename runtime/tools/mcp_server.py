@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from runtime.formats.schema_walk import trimmed
 from runtime.formats.tools.types import Tool
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import Registry
-from runtime.tools.schema_trimming import trimmed
 from runtime.tools.tool_server import ToolNamespace, ToolResult, ToolServer, ToolServerError, ToolSession
 
 log = logging.getLogger(__name__)

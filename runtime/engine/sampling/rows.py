@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from runtime.engine.drafts import closed, masks_of_asked, taken
-from runtime.engine.sampling.few import few_logits
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite, ids_of, temperatures_of, top_of
+from runtime.engine.sampling.masked import few_logits
 from runtime.engine.sampling.sampler import Sampler, Then, key_of
 from runtime.plan import Row, Sample, TokenMask
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from runtime.engine.sampling.draw import pick
-from runtime.engine.sampling.forbidden import Forbidden
 from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
+from runtime.engine.sampling.masked import Forbidden
 from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
 from runtime.plan import Row, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams

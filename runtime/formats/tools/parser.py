@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector
-from runtime.formats.tools.formats.json_lists import LIST
+from runtime.formats.tools.formats.declared import LIST
 from runtime.formats.tools.splitter import Splitter
 from runtime.formats.tools.table import FORMATS
 from runtime.formats.tools.types import StreamingParseResult, ToolCallItem, tools_of

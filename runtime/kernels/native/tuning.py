@@ -23,7 +23,7 @@ import torch
 
 from runtime.kernels.native.compiled import VERSION, cache_folder
 from runtime.kernels.native.library import Library, library
-from runtime.kernels.native.pages import empty
+from runtime.kernels.native.panels import empty
 
 log = logging.getLogger(__name__)
 

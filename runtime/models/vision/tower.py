@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.config.family import ACTIVATIONS
 from runtime.config.parts.vision import CHANNELS, VisionSpec
-from runtime.layers.activation import ACTIVATION
+from runtime.layers.mlp import ACTIVATION
 from runtime.layers.norm import LayerNorm, Norm, RMSNorm
 from runtime.layers.weights import Weights
 

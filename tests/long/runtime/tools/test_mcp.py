@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.formats.schema_walk import trimmed
 from runtime.protocol.errors import BadRequest
 from runtime.tools import MCPToolServer, ToolResult, ToolServerError
-from runtime.tools.schema_trimming import trimmed
 
 PEER = Path(__file__).parents[3] / "process" / "runtime" / "tools" / "mcp_peer.py"
 PATIENCE_S = 300.0

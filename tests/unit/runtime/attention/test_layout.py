@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from runtime.attention.base import ATTENTION, choose
-from runtime.attention.layout import Band, Bundle, Causal, Full, Member, Span, layout
+from runtime.attention.layout import Band, Bundle, Causal, Full, Member, Span, cut_runs, join, layout
 from runtime.attention.pool import HeadMajorPool, KVShape, PageMajorPool, slots_of
-from runtime.attention.runs import cut_runs, join
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.sampling import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runtime.kernels.native import pages
-from runtime.kernels.native.pages import HUGE, empty
+from runtime.kernels.native.panels import HUGE, empty
 
 SIZES = [(0,), (3, 5), (HUGE // 4 - 1,), (HUGE // 4,), (700, 1024), (3, HUGE // 2)]
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.sampling.forbidden import Forbidden
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
+from runtime.engine.sampling.masked import Forbidden
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, key_of
 from runtime.kernels.gumbel import FACTORS, ID_FACTOR
 from runtime.plan import Row, Run, Sample, TokenMask

@@ -1,14 +1,16 @@
-"""Forbidden: packed token masks -> which logits to forbid. Its buffers are kept from step to step; it knows
-no rows and no grammar."""
+"""Packed token masks: which logits they forbid, and the rows of which a few logits are enough. Knows no
+grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from runtime.plan import Row, TokenMask
 
 _EIGHT = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.uint8).view(np.uint64).reshape(256)
 """The bits of each byte, one to a byte, the lowest first."""
@@ -40,3 +42,30 @@ class Forbidden:
         packed = torch.from_numpy(bits.view(np.int32)).to(device)
         shifts = torch.arange(32, dtype=torch.int32, device=device)
         return ((packed[:, :, None] >> shifts) & 1).bool().view(rows, -1)[:, :vocab]
+
+
+FEW = 4
+"""Logits of less than 1/FEW of the vocabulary are computed apart: gathering has its price."""
+
+
+def few_logits(
+    rows: Sequence[Row], masks: Mapping[int, TokenMask], vocab_size: int
+) -> dict[int, npt.NDArray[np.int64]]:
+    """Rows that need the logits of some ids only, and these ids. None where together they are so many that
+    one product with the whole matrix costs no more."""
+    few: dict[int, npt.NDArray[np.int64]] = {}
+    different: dict[int, int] = {}
+    for place, mask in masks.items():
+        row = rows[place]
+        if (
+            mask.allowed is None
+            or row.logprob
+            or row.top_logprobs
+            or row.token_ids
+            or row.sampling.custom_logit_processor is not None
+        ):
+            continue
+        ids = np.asarray(mask.allowed, dtype=np.int64)
+        few[place] = ids if not len(ids) or ids[-1] < vocab_size else ids[ids < vocab_size]
+        different[id(mask.allowed)] = len(ids)
+    return few if sum(different.values()) * FEW <= vocab_size else {}
