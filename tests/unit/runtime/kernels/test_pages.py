@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from runtime.kernels.native import pages
+from runtime.kernels.native import panels
 from runtime.kernels.native.panels import HUGE, empty
 
 SIZES = [(0,), (3, 5), (HUGE // 4 - 1,), (HUGE // 4,), (700, 1024), (3, HUGE // 2)]
@@ -26,7 +26,7 @@ def test_any_size_and_type(size: tuple[int, ...], dtype: torch.dtype) -> None:
     assert torch.equal(made.copy_(numbers), numbers)
 
 
-@pytest.mark.skipif(not pages._CAN_ASK, reason="this system has no huge pages to ask for")
+@pytest.mark.skipif(not panels._CAN_ASK, reason="this system has no huge pages to ask for")
 def test_large_ones_begin_at_a_huge_page() -> None:
     assert empty((HUGE,), torch.int8).data_ptr() % HUGE == 0
 
@@ -51,6 +51,6 @@ def test_without_huge_pages_it_is_ordinary_memory(monkeypatch: pytest.MonkeyPatc
         def madvise(self, *given: int) -> None:
             raise OSError(errno.EINVAL, "no such pages")
 
-    monkeypatch.setattr(pages.mmap, "mmap", no_room if refused == "room" else Refusing)
+    monkeypatch.setattr(panels.mmap, "mmap", no_room if refused == "room" else Refusing)
     made = empty((HUGE,), torch.int8)
     assert made.fill_(7).sum(dtype=torch.int64) == 7 * HUGE
