@@ -33,7 +33,7 @@ PASSED = ROOT / ".proved"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 """Where pytest keeps the names of the tests that failed."""
 JOBS = int(os.environ.get("JOBS", "3"))
-BUDGET_S = int(os.environ.get("BUDGET_S", str(8 * 60)))
+BUDGET_S = int(os.environ.get("BUDGET_S", str(7 * 60)))
 LATEST = 2.5
 """So many times the budget may pass on a slow machine; what has not begun then is left to `make test-all`."""
 UNKNOWN_S = 20
