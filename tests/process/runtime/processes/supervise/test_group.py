@@ -31,8 +31,10 @@ from runtime.protocol.control import AbortReq, FlushCacheReq, GetStateReq
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 from runtime.protocol.sampling import SamplingParams
+from tests.process.patience import PATIENCE_S
 
 ENGINE = EngineConfig(max_total_tokens=8192, threads=1, seed=3)
+SERVER = ServerConfig()
 PROMPTS = ["The capital of France is", "3 + 4 =", "서울은", "🦊 and", "One, two, three", "yes\nno\n"]
 
 
@@ -48,10 +50,10 @@ def start() -> Iterator[Callable[..., Running]]:
     with tempfile.TemporaryDirectory(prefix="group") as folder:
         started: list[Running] = []
 
-        def make(engine: EngineConfig = ENGINE) -> Running:
+        def make(engine: EngineConfig = ENGINE, server: ServerConfig = SERVER) -> Running:
             place = Path(folder) / str(len(started))
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            group = Group(engine, ServerConfig(), place, None, environment, frontends=("test",))
+            group = Group(engine, server, place, None, environment, frontends=("test",))
             front = EngineClient(place, "test")
             while not group.ready:
                 group.wait(0.2)
@@ -210,3 +212,19 @@ def _watch(group: Group) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         group.wait(0.2)
+
+
+@pytest.mark.parametrize("name", ["scheduler", "detokenizer"])
+def test_a_process_that_hangs_is_noticed_by_its_heartbeat(start: Callable[..., Running], name: str) -> None:
+    running = start(server=ServerConfig(heartbeat_timeout_s=6))
+    running.group.wait(0.1)
+    [child] = [one for one in running.group.children if one.name == name]
+    psutil.Process(child.process.pid).suspend()
+
+    def watch() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            running.group.wait(0.2)
+
+    with pytest.raises(EngineDead, match=f"the {name} process gave no sign of life for 6 s"):
+        watch()
