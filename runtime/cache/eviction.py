@@ -6,34 +6,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
+from runtime.cache.node import Node
 from runtime.protocol.registry import Registry
 
 HIGHEST = 99  # priorities count from 0 to this for the policy `priority`
 OFTEN = 2  # uses from which slru protects a node
 
 
-class Evictable(Protocol):
-    """What a policy may look at. Times are ticks of the cache's own clock.
-
-    used_at   when a sequence last came by
-    created   when it was put in
-    hits      how many sequences reused it
-    priority  the highest priority of the requests that computed or reused it
-    ticket    belongs to the queue: it tells a node's present entry from stale ones
-    """
-
-    ticket: int
-    used_at: int
-    created: int
-    hits: int
-    priority: int
-
-
-N = TypeVar("N", bound=Evictable)
 Key = Callable[[Any], Any]
-"""node -> comparable; the smallest goes first."""
+"""Node -> comparable; the smallest goes first."""
 
 EVICTION: Registry[Key] = Registry(
     "eviction policy",
@@ -44,55 +27,55 @@ EVICTION: Registry[Key] = Registry(
 )
 
 
-def lru(node: Evictable) -> int:
+def lru(node: Node) -> int:
     """Least recently used first."""
     return node.used_at
 
 
-def lfu(node: Evictable) -> tuple[int, int]:
+def lfu(node: Node) -> tuple[int, int]:
     """Least often used first; among these the least recently used."""
     return node.hits, node.used_at
 
 
-def fifo(node: Evictable) -> int:
+def fifo(node: Node) -> int:
     """Oldest first."""
     return node.created
 
 
-def mru(node: Evictable) -> int:
+def mru(node: Node) -> int:
     """Most recently used first."""
     return -node.used_at
 
 
-def filo(node: Evictable) -> int:
+def filo(node: Node) -> int:
     """Youngest first."""
     return -node.created
 
 
-def priority(node: Evictable) -> tuple[int, int]:
+def priority(node: Node) -> tuple[int, int]:
     """Lowest priority first (clamped to 0 .. HIGHEST); among these the least recently used."""
     return min(max(node.priority, 0), HIGHEST), node.used_at
 
 
-def slru(node: Evictable) -> tuple[int, int]:
+def slru(node: Node) -> tuple[int, int]:
     """What was not used again goes before what was; each the least recently used first."""
     return int(node.hits >= OFTEN), node.used_at
 
 
-class EvictionQueue(Generic[N]):
+class EvictionQueue:
     """Leaves that may be evicted, the first to go on top. O(log n) each; entries made stale are skipped
     later."""
 
     def __init__(self, key: Key = lru) -> None:
         self._key = key
-        self._heap: list[tuple[Any, int, N]] = []
+        self._heap: list[tuple[Any, int, Node]] = []
         self._tickets = 0
         self._live = 0
 
     def __len__(self) -> int:
         return self._live
 
-    def push(self, node: N) -> None:
+    def push(self, node: Node) -> None:
         """Put a node in, or move it to where its key now belongs."""
         self._live += not node.ticket
         self._tickets += 1
@@ -102,12 +85,12 @@ class EvictionQueue(Generic[N]):
             self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
             heapq.heapify(self._heap)
 
-    def discard(self, node: N) -> None:
+    def discard(self, node: Node) -> None:
         """Take a node out; nothing happens when it is not in."""
         self._live -= bool(node.ticket)
         node.ticket = 0
 
-    def pop(self) -> N | None:
+    def pop(self) -> Node | None:
         """The node to evict next, out of the queue; None when there is none."""
         while self._heap:
             _, ticket, node = heapq.heappop(self._heap)

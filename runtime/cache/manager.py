@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runtime.cache.eviction import EVICTION
+from runtime.cache.node import Match, Node
 from runtime.cache.none import NoCache
 from runtime.cache.pages import PageAllocator, extend, join, split, total
-from runtime.cache.prefix_cache import Match, Node, PrefixCache
+from runtime.cache.prefix_cache import PrefixCache
 from runtime.cache.radix import RadixCache
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.cache.prefix_cache import Match, Node, PrefixCache
+from runtime.cache.node import Match, Node
+from runtime.cache.prefix_cache import PrefixCache
 from runtime.cache.survey import PrefixTree
 from runtime.plan import Run
 

@@ -8,39 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
+from runtime.cache.node import Match, Node
 from runtime.cache.survey import PrefixTree
 from runtime.plan import Run
-
-
-class Node(Protocol):
-    """One stretch of cached tokens that some prefix ends with. Its identity (id) is what plans share
-    segments by."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def runs(self) -> tuple[Run, ...]: ...
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def start(self) -> int:
-        """The position of its first token: how many come before it, from the root on."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix: `nodes` from the root down, `length` tokens in all. Valid until the next
-    insert or evict unless locked."""
-
-    nodes: tuple[Node, ...]
-    length: int
 
 
 class PrefixCache(ABC):

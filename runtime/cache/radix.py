@@ -8,37 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 from runtime.cache.eviction import EvictionQueue, Key, lru
+from runtime.cache.node import Match, Node
 from runtime.cache.pages import join, split, total
-from runtime.cache.prefix_cache import Match, PrefixCache
+from runtime.cache.prefix_cache import PrefixCache
 from runtime.cache.survey import PrefixTree, survey
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
-
-
-class RadixNode:
-    """A stretch of tokens below `parent`; whole pages. `locks` counts the sequences that read it or a node
-    below. A root has no parent, no tokens, and the namespace's `key`."""
-
-    __slots__ = (
-        "children", "created", "hits", "id", "key", "length", "locks", "parent", "priority", "runs", "start",
-        "ticket", "tokens", "used_at",
-    )  # fmt: skip
-
-    def __init__(self, id: int, parent: RadixNode | None, tokens: array[int], runs: tuple[Run, ...]) -> None:
-        self.id = id
-        self.key: str | None = None
-        self.parent = parent
-        self.tokens = tokens
-        self.runs = runs
-        self.length = len(tokens)
-        self.start: int = parent.start + parent.length if parent else 0
-        self.children: dict[int | bytes, RadixNode] = {}
-        self.locks = 0
-        self.used_at = self.created = self.hits = self.priority = 0  # what eviction goes by
-        self.ticket = 0
 
 
 class RadixCache(PrefixCache):
@@ -51,8 +28,8 @@ class RadixCache(PrefixCache):
 
     def __init__(self, page_size: int = 1, eviction: Key = lru) -> None:
         self.page_size = page_size
-        self._roots: dict[str | None, RadixNode] = {}
-        self._leaves: EvictionQueue[RadixNode] = EvictionQueue(eviction)
+        self._roots: dict[str | None, Node] = {}
+        self._leaves: EvictionQueue = EvictionQueue(eviction)
         self._ids = 0
         self._clock = 0
         self._version = 0
@@ -89,13 +66,13 @@ class RadixCache(PrefixCache):
     def trail(self, tokens: Sequence[int], key: str | None = None) -> tuple[int, ...]:
         return tuple([node.id for node in self._walk(_packed(tokens), key)[0]])
 
-    def path(self, match: Match) -> tuple[RadixNode, ...]:
+    def path(self, match: Match) -> tuple[Node, ...]:
         return tuple(reversed(list(self._upwards(match))))
 
-    def _walk(self, tokens: array[int], key: str | None) -> tuple[list[RadixNode], int, int]:
+    def _walk(self, tokens: array[int], key: str | None) -> tuple[list[Node], int, int]:
         """The nodes along `tokens`, how many tokens they share with it, and how many of the last node's when
         not all of them (else 0)."""
-        path: list[RadixNode] = []
+        path: list[Node] = []
         node = self._roots.get(key)
         position, end = 0, len(tokens) - len(tokens) % self.page_size
         while node is not None and position < end:
@@ -170,19 +147,19 @@ class RadixCache(PrefixCache):
         self._touch(path)
         return Match(tuple(path), len(packed)), join(duplicates)
 
-    def _root(self, key: str | None) -> RadixNode:
+    def _root(self, key: str | None) -> Node:
         root = self._roots.get(key)
         if root is None:
-            root = self._roots[key] = RadixNode(0, None, array("q"), ())
+            root = self._roots[key] = Node(0, None, array("q"), ())
             root.key = key
         return root
 
-    def _may_lengthen(self, leaf: RadixNode, held: Match | None) -> bool:
+    def _may_lengthen(self, leaf: Node, held: Match | None) -> bool:
         if leaf.children or leaf.parent is None:
             return False
         return not leaf.locks or (leaf.locks == 1 and held is not None and held.nodes[-1:] == (leaf,))
 
-    def _lengthen(self, leaf: RadixNode, tokens: array[int], runs: Sequence[Run]) -> None:
+    def _lengthen(self, leaf: Node, tokens: array[int], runs: Sequence[Run]) -> None:
         leaf.tokens.extend(tokens)
         leaf.runs = tuple(join([*leaf.runs, *runs]))
         leaf.length += len(tokens)
@@ -191,21 +168,21 @@ class RadixCache(PrefixCache):
         else:
             self._evictable += len(tokens)
 
-    def _grow(self, parent: RadixNode, tokens: array[int], runs: tuple[Run, ...]) -> RadixNode:
+    def _grow(self, parent: Node, tokens: array[int], runs: tuple[Run, ...]) -> Node:
         self._leaves.discard(parent)  # it is a leaf no longer
-        leaf = RadixNode(self._next_id(), parent, tokens, runs)
+        leaf = Node(self._next_id(), parent, tokens, runs)
         leaf.created = self._clock + 1  # as _touch is about to count
         parent.children[self._edge(tokens, 0)] = leaf
         self._evictable += leaf.length
         return leaf
 
-    def _split(self, node: RadixNode, at: int) -> RadixNode:
+    def _split(self, node: Node, at: int) -> Node:
         """Give the first `at` tokens of `node` to a new node above it and return that. Sizes, locks and
         order stay."""
         parent = node.parent
         assert parent is not None
         head, rest = split(node.runs, at)
-        upper = RadixNode(self._next_id(), parent, node.tokens[:at], tuple(head))
+        upper = Node(self._next_id(), parent, node.tokens[:at], tuple(head))
         upper.locks, upper.used_at, upper.created = node.locks, node.used_at, node.created
         upper.hits, upper.priority = node.hits, node.priority
         parent.children[self._edge(upper.tokens, 0)] = upper
@@ -219,7 +196,7 @@ class RadixCache(PrefixCache):
         self._ids += 1
         return self._ids
 
-    def _touch(self, path: Sequence[RadixNode]) -> None:
+    def _touch(self, path: Sequence[Node]) -> None:
         self._clock += 1
         for node in path:
             node.used_at = self._clock
@@ -285,14 +262,14 @@ class RadixCache(PrefixCache):
         """Changes the tree: matches that are not locked are void afterwards."""
         return self.evict(self._evictable)
 
-    def _shorten(self, leaf: RadixNode, keep: int) -> list[Run]:
+    def _shorten(self, leaf: Node, keep: int) -> list[Run]:
         kept, gone = split(leaf.runs, keep)
         del leaf.tokens[keep:]
         leaf.runs, leaf.length = tuple(kept), keep
         self._leaves.push(leaf)
         return gone
 
-    def _remove(self, leaf: RadixNode) -> None:
+    def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[self._edge(leaf.tokens, 0)]
@@ -301,13 +278,13 @@ class RadixCache(PrefixCache):
         if parent.parent is None and not parent.children:  # a root: forget the namespace
             del self._roots[parent.key]
 
-    def _requeue(self, node: RadixNode) -> None:
+    def _requeue(self, node: Node) -> None:
         if not node.children and not node.locks and node.parent is not None:
             self._leaves.push(node)
 
-    def _upwards(self, match: Match) -> Iterator[RadixNode]:
+    def _upwards(self, match: Match) -> Iterator[Node]:
         """The match's nodes as they are now, last first, without the root."""
-        node = cast(RadixNode, match.nodes[-1]) if match.nodes else None
+        node = match.nodes[-1] if match.nodes else None
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
@@ -318,7 +295,7 @@ class RadixCache(PrefixCache):
         nodes, left_out = survey(self._roots.values(), self._clock, most, ids)
         return PrefixTree(self.page_size, self._evictable, self._protected, nodes, left_out)
 
-    def nodes(self) -> Iterator[RadixNode]:
+    def nodes(self) -> Iterator[Node]:
         """All nodes, parents first; for checks and reports."""
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:

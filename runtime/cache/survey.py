@@ -7,11 +7,12 @@ as many as the pool has pages, and the scheduler stands still meanwhile.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count, islice
-from typing import Any, Protocol
 
 import msgspec
+
+from runtime.cache.node import Node
 
 EXAMINED = 20_000
 """Nodes looked at for one survey, at most."""
@@ -46,29 +47,14 @@ class PrefixTree(msgspec.Struct):
     left_out: int = 0
 
 
-class Surveyed(Protocol):
-    """A node, as the survey sees it."""
-
-    @property
-    def children(self) -> Mapping[Any, Surveyed]: ...
-
-    id: int
-    tokens: Any
-    length: int
-    start: int
-    hits: int
-    locks: int
-    used_at: int
-
-
-def survey(roots: Iterable[Surveyed], clock: int, most: int, ids: int) -> tuple[list[Prefix], int]:
+def survey(roots: Iterable[Node], clock: int, most: int, ids: int) -> tuple[list[Prefix], int]:
     """The `most` nodes that are used most, each with its parents, and how many more were seen. A node has at
     least the hits of those below, so the best ones are found from the roots on."""
     order, found = count(), list[Prefix]()
-    heap: list[tuple[int, int, int, int, int, Surveyed]] = []
+    heap: list[tuple[int, int, int, int, int, Node]] = []
     seen = listed = 0
 
-    def open_up(node: Surveyed, parent: int, namespace: int) -> None:
+    def open_up(node: Node, parent: int, namespace: int) -> None:
         nonlocal seen, listed
         seen += len(node.children)
         for child in islice(node.children.values(), max(0, EXAMINED - listed)):

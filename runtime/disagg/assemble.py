@@ -18,8 +18,7 @@ from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import MetadataAllocator, MetadataBuffers
 from runtime.protocol.errors import BadRequest
-from runtime.scheduler.stages.base import Stage
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Stage
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ def open_peers(config: DisaggregationConfig, memory: KVMemory | None, rows: int)
 def stage_of(config: DisaggregationConfig, peers: Peers | None) -> Callable[..., Stage]:
     """Makes a scheduler's stage."""
     if peers is None:
-        return Unified
+        return Stage
     if config.mode == "prefill":
         return partial(PrefillStage, peers=peers)
     return partial(DecodeStage, peers=peers, reserved=config.reserved_tokens)

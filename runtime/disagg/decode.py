@@ -23,8 +23,7 @@ from runtime.scheduler.report import Counters
 from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.sessions import Sessions
-from runtime.scheduler.stages.base import Settled
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Settled, Stage
 
 
 class DecodeRoom:
@@ -184,7 +183,7 @@ class DecodeTransferQueue:
         return ready, failed
 
 
-class DecodeStage(Unified):
+class DecodeStage(Stage):
     """Requests without a room are answered by this engine alone."""
 
     def __init__(

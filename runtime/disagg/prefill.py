@@ -22,8 +22,7 @@ from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.requests.stop import LENGTH
 from runtime.scheduler.sessions import Sessions
-from runtime.scheduler.stages.base import Settled
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Settled, Stage
 
 
 class PrefillRoom:
@@ -77,7 +76,7 @@ class PrefillBootstrapQueue:
         return ready, failed
 
 
-class PrefillStage(Unified):
+class PrefillStage(Stage):
     """Requests without a room are answered by this engine alone."""
 
     def __init__(

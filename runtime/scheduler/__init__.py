@@ -17,9 +17,9 @@ needs. Outputs are the same either way.
   retracted: it keeps its output and goes to the front of the queue. The last one alone in the pool fails
   with a message. With the policy `priority`, clearly higher requests take the places of lower ones, each at
   most `max_preemptions` times.
-- Stages (`stages/`): where a request is let in, has its prompt computed and ends, a `Stage` is called.
-  `Unified` does prompts and decoding; one that only computes prompts exports their pages when they are done
-  and ends the request, one that only decodes adopts them before it lets the request in
+- Stages (`stage.py`): when a request is let in, has its prompt computed and ends, a `Stage` is called. The
+  plain one does prompts and decoding. One that only computes prompts exports their pages when they are done
+  and ends the request; one that only decodes adopts them before it lets the request in
   (`cache/transfer.py`: pages stay pinned until released).
 - What the cache forgets (`cache/eviction.py`): unlocked leaves, in the order of the eviction policy.
   There is one tree per `extra_key` (a `cache_salt` is part of it), so requests with different ones share

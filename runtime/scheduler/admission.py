@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from runtime.cache.manager import CacheManager, Lease
-from runtime.cache.prefix_cache import Match
+from runtime.cache.node import Match
 from runtime.scheduler.requests.request import Request
 
 CLIP = 4096  # new tokens counted for one request at most: longer ones seldom need all they may have

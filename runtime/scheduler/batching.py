@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.cache.manager import CacheManager, Lease
-from runtime.cache.prefix_cache import Node
+from runtime.cache.node import Node
 from runtime.config.scheduler import SchedulerConfig
 from runtime.plan import Row, Segment, StepPlan
 from runtime.scheduler.requests.components import Logprobs

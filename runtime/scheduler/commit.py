@@ -11,7 +11,7 @@ from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.running_batch import RunningBatch
-from runtime.scheduler.stages.base import Stage
+from runtime.scheduler.stage import Stage
 
 
 class Commit:

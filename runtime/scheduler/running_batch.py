@@ -16,7 +16,7 @@ from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.stages.base import Stage
+from runtime.scheduler.stage import Stage
 
 MAX_TAIL_AHEAD = 256  # slots reserved ahead of a growing tail, at most
 RETRY_TICKS = 8  # after a refusal for lack of slots, how long admission waits if nothing changes

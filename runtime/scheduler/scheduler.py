@@ -37,8 +37,7 @@ from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.scheduler_base import SchedulerBase
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.speculation import Speculation
-from runtime.scheduler.stages.base import Stage
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Stage
 from runtime.scheduler.validator import RequestValidator
 
 MAX_FAULTS = 3  # plans in a row that may fail for a wrong account of slots
@@ -64,7 +63,7 @@ class Scheduler(SchedulerBase[Request]):
         clock: Callable[[], float] = time.monotonic,
         verify_params: Callable[[SamplingParams], None] | None = None,
         reasoning: Reasoning | None = None,
-        stage: Callable[[CacheManager, Counters, Deadlines[Request], Sessions], Stage] = Unified,
+        stage: Callable[[CacheManager, Counters, Deadlines[Request], Sessions], Stage] = Stage,
         adapters: AdapterRegistry | None = None,
         images: ImageRegistry | None = None,
     ) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.memory import KVMemory
@@ -78,7 +79,7 @@ class TransferOptions:
         return self
 
 
-class KVSender(Protocol):
+class KVSender(ABC):
     """The prefill side of a room.
 
     Bootstrapping until the decode side has said what it wants; then `start` is known and init() must be
@@ -91,30 +92,30 @@ class KVSender(Protocol):
     """How many tokens of the prompt the decode side has already: what is sent begins with the next. Known
     from WaitingForInput on."""
 
+    @abstractmethod
     def poll(self) -> KVPoll:
         """Success once the decode side has everything. Also notices deadlines."""
-        ...
 
+    @abstractmethod
     def init(self, tokens: int) -> None:
         """How many tokens will be sent: the prompt's length less `start`. Fails the room where the decode
         side has made room for another number."""
-        ...
 
+    @abstractmethod
     def send(self, runs: Sequence[Run], metadata: Metadata | None = None) -> None:
         """The next tokens' KV, in token order; it is complete in these slots and must stay until the sender
         has ended. metadata: of the whole; given with the last (whose `runs` may be empty)."""
-        ...
 
+    @abstractmethod
     def abort(self, reason: str = "aborted") -> None:
         """End it, and tell the other side. Does nothing where it has ended."""
-        ...
 
+    @abstractmethod
     def failure(self) -> RuntimeFault | None:
         """Why it failed."""
-        ...
 
 
-class KVReceiver(Protocol):
+class KVReceiver(ABC):
     """The decode side of a room.
 
     Bootstrapping until the prefill side was found; then init() says where the KV is to go. One thread calls
@@ -123,26 +124,26 @@ class KVReceiver(Protocol):
 
     room: int
 
+    @abstractmethod
     def poll(self) -> KVPoll:
         """Success once all KV is in the pool and the metadata in its row. Also notices deadlines. Once it has
         said Success or Failed nothing is written any more."""
-        ...
 
+    @abstractmethod
     def init(self, runs: Sequence[Run], start: int, index: int) -> None:
         """The slots of the prompt's tokens from `start` on; the prompt's tokens before that are not wanted.
         index: a row of the manager's metadata buffers, empty."""
-        ...
 
+    @abstractmethod
     def abort(self, reason: str = "aborted") -> None:
         """End it, and tell the other side. When it returns nothing is written any more."""
-        ...
 
+    @abstractmethod
     def failure(self) -> RuntimeFault | None:
         """Why it failed."""
-        ...
 
 
-class KVManager(Protocol):
+class KVManager(ABC):
     """One rank's end of a transfer: makes senders (prefill) and receivers (decode), holds the connections.
 
     carries: whether KV really moves; of a transfer that does not, nothing may be kept in a prefix cache.
@@ -150,30 +151,31 @@ class KVManager(Protocol):
 
     carries: ClassVar[bool]
 
+    @abstractmethod
     def __init__(
         self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
     ) -> None: ...
 
+    @abstractmethod
     def listen(self, bootstrap: str | None = None) -> str:
         """The prefill side: take connections from now on; the address where. bootstrap: `host:port` of a
         bootstrap server to register with. Raises TransferError, BadRequest."""
-        ...
 
+    @abstractmethod
     def sender(self, room: int) -> KVSender:
         """Raises BadRequest: the room is no number from 1 to MAX_ROOM, or is in use."""
-        ...
 
+    @abstractmethod
     def receiver(self, bootstrap: str, room: int) -> KVReceiver:
         """bootstrap: `host:port` of the prefill side's bootstrap server. Raises BadRequest, as sender()."""
-        ...
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """Figures for /metrics: rooms, bytes and seconds so far, failures."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """All rooms fail, all connections end."""
-        ...
 
 
 class Progress:

@@ -26,7 +26,7 @@ _PARTS: tuple[tuple[str, Registry[Any], tuple[str, ...]], ...] = (
 
 
 def check_names(config: EngineConfig) -> None:
-    """Raises BadRequest for an option that names a part which nobody registered."""
+    """Raises BadRequest for an option that names a part which is not registered."""
     for option, table, more in _PARTS:
         name = getattr(config, option)
         if name not in table and name not in more:
@@ -40,11 +40,10 @@ def check_names(config: EngineConfig) -> None:
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """No key, and a way to find this package wherever it was found."""
-    made = {name: value for name, value in environment.items() if name not in KEYS}
-    root = Path(__file__).resolve().parents[2]
+    """The environment without API keys, and with the folder in which this package was found on PYTHONPATH."""
+    inherited = {name: value for name, value in environment.items() if name not in KEYS}
+    root = Path(__file__).resolve().parents[3]
     if root.name not in ("site-packages", "dist-packages"):
-        made["PYTHONPATH"] = os.pathsep.join(
-            part for part in (environment.get("PYTHONPATH"), str(root)) if part
-        )
-    return made
+        parts = (environment.get("PYTHONPATH"), str(root))
+        inherited["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
+    return inherited

@@ -1,6 +1,5 @@
-"""Where the model computes: in this process, or in one of its own. Torch is loaded by the table, and so only
-where it is used.
-"""
+"""Where the model computes: in this process, or in one of its own. Torch is imported only if it is used
+here."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
@@ -20,22 +19,16 @@ from runtime.processes.checkpoint.model import Model
 from runtime.processes.pipeline.runner_process import RunnerProcess
 from runtime.processes.pipeline.verbs import Profiler
 from runtime.protocol.errors import BadRequest, RuntimeFault
-from runtime.protocol.registry import Registry
+
+if TYPE_CHECKING:
+    from runtime.engine.drafting import DraftingRunner
+    from runtime.engine.embed import TorchTextRunner
+    from runtime.engine.runner import TorchRunner
 
 SMALL = 10_000_000
 """Up to so many numbers in its matrices a model computes in the scheduler's process: a step takes a
 millisecond or two there, and to hand it to another process and back a tenth of one."""
 log = logging.getLogger(__name__)
-
-HERE: Registry[Any] = Registry(
-    "part with tensors",
-    {
-        "encoder": "runtime.engine.embed:TorchTextRunner",
-        "profiler": "runtime.engine.profiler:TorchProfiler",
-        "runner": "runtime.engine.runner:TorchRunner",
-        "drafting": "runtime.engine.drafting:DraftingRunner",
-    },
-)
 
 
 def _never(act: Callable[[RuntimeFault], None]) -> None:
@@ -61,8 +54,8 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
     match model.spec:
         case EncoderSpec() as spec:
             pooling = config.pooling_of(model.path, spec)
-            reader: TextRunner = HERE.load("encoder").load(model.path, spec, config.runner(), pooling)
-            return Loaded(reader, profiler=HERE.load("profiler")(config.profile_folder))
+            reader = _text_runner().load(model.path, spec, config.runner(), pooling)
+            return Loaded(reader, profiler=_profiler(config))
         case ModelSpec() as spec if own_process(config, spec):
             process = RunnerProcess(
                 model.path,
@@ -74,14 +67,37 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
             return Loaded(process, True, process, process.on_death, process.kv_memory)
         case ModelSpec() as spec:
             settings = config.runner()
-            kind = HERE.load("runner" if settings.draft_model is None else "drafting")
+            kind = _runner() if settings.draft_model is None else _drafting_runner()
             small = is_small(spec)
             if config.runner_process is None and small:
                 log.info("the model is small and computes in this process; runner_process gives it its own")
             # What is handed to a thread waits for it as long as a small pass takes.
             runner = kind.load(model.path, spec, settings, beside=not small)
-            profiler = HERE.load("profiler")(config.profile_folder)
-            return Loaded(runner, runner.device != "cpu", profiler, kv_memory=runner.kv_memory)
+            return Loaded(runner, runner.device != "cpu", _profiler(config), kv_memory=runner.kv_memory)
+
+
+def _text_runner() -> type[TorchTextRunner]:
+    from runtime.engine.embed import TorchTextRunner
+
+    return TorchTextRunner
+
+
+def _runner() -> type[TorchRunner]:
+    from runtime.engine.runner import TorchRunner
+
+    return TorchRunner
+
+
+def _drafting_runner() -> type[DraftingRunner]:
+    from runtime.engine.drafting import DraftingRunner
+
+    return DraftingRunner
+
+
+def _profiler(config: EngineConfig) -> Profiler:
+    from runtime.engine.profiler import TorchProfiler
+
+    return TorchProfiler(config.profile_folder)
 
 
 def is_small(spec: ModelSpec) -> bool:

@@ -8,21 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.grammar.base import Matcher
-from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import MAX_PRECOMPILED, PrecompileReq
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, RuntimeFault, UnsupportedConstraint
+from runtime.scheduler.guided.compilation import Grammars
 
 LOOK_S = 0.005
 """How often to look for answers while somebody waits for some and nothing else is to be done."""
-
-
-class Grammars(Protocol):
-    """Compiles constraints in the background (runtime.grammar.manager)."""
-
-    def submit(self, constraint: Constraint) -> Future[Matcher]: ...
 
 
 @dataclass(frozen=True)

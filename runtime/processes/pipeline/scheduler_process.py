@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from runtime.disagg.peers import Peers
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
@@ -61,12 +62,6 @@ LOST_S = 0.5
 MAX_FAULTS_IN_A_ROW = 3
 
 
-class Closing(Protocol):
-    """What is to be closed with the process, before the runner is."""
-
-    def close(self) -> None: ...
-
-
 class SchedulerProcess:
     """`run()` until the inbox is closed. Other threads may read `stalled_s`, and say why they close it in
     `closed_because`."""
@@ -81,7 +76,7 @@ class SchedulerProcess:
         clock: Callable[[], float] = time.monotonic,
         profiler: Profiler | None = None,
         vectors: Vectors | None = None,
-        peers: Closing | None = None,
+        peers: Peers | None = None,
         path: str | None = None,
     ) -> None:
         """path: of the model's weights; None: they are nowhere."""

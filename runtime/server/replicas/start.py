@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
-from typing import cast
 
 from runtime.config.flags import Options
 from runtime.protocol.errors import BadRequest
@@ -25,8 +23,9 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
     address = config.ray_address or environment.get("RAY_ADDRESS")
     room = config.most * len(config.roles) * config.replica_cpus * (2 if config.surge else 1)
     ray = connect(address, max(os.cpu_count() or 1, room))
-    command = importlib.import_module("runtime.server.replicas.command")
     try:
-        return cast(int, command.serve(options, environment, local=address in (None, "local")))
+        from runtime.server.replicas.command import serve  # it and what it imports need Ray
+
+        return serve(options, environment, local=address in (None, "local"))
     finally:
         ray.shutdown()

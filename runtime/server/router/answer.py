@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.types import Send
@@ -17,6 +17,7 @@ from runtime.protocol.errors import RuntimeFault, WorkerFailed
 from runtime.server.http.sse import HEADERS as STREAM_HEADERS
 from runtime.server.router.client import Response
 from runtime.server.router.events import WholeEvents
+from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Worker
 from runtime.server.router.prompt import Asked
@@ -51,16 +52,6 @@ class Order:
         """Seconds of its timeout_s that are left; None: it has none."""
         limit = self.asked.timeout_s
         return None if limit is None else self.arrived + limit - time.monotonic()
-
-
-class Merge(Protocol):
-    """Puts what another answer says into this one."""
-
-    def whole(self, body: bytes) -> bytes: ...
-
-    def events(self, data: bytes) -> bytes:
-        """data: whole events of a stream."""
-        ...
 
 
 @dataclass(slots=True)

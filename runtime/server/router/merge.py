@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from runtime.protocol.errors import WorkerFailed
-from runtime.server.router.answer import Merge
 from runtime.server.router.pool import Worker
 
 _DATA = b"data: "
@@ -47,8 +46,8 @@ def decoded(worker: Worker, body: bytes) -> Any:
         raise WorkerFailed("did not answer with JSON", where=worker.name) from None
 
 
-class _Merge:
-    """Changes every JSON object of the answer by `change`."""
+class Merge:
+    """Puts what another answer says into this one: `change` is called for each of its JSON objects."""
 
     def whole(self, body: bytes) -> bytes:
         answer = msgspec.json.decode(body)
@@ -58,7 +57,8 @@ class _Merge:
         return msgspec.json.encode(answer)
 
     def events(self, data: bytes) -> bytes:
-        """Lines that hold no JSON object, such as comments and [DONE], stay as they are."""
+        """data: whole events of a stream. Lines that hold no JSON object, such as comments and [DONE], stay
+        as they are."""
         lines = data.split(b"\n")
         for at, line in enumerate(lines):
             if line.startswith(_DATA + b"{"):
@@ -73,7 +73,7 @@ class _Merge:
         raise NotImplementedError
 
 
-class NativeMerge(_Merge):
+class NativeMerge(Merge):
     """In a stream the prompt's are in an item's first event and in its last, as a server's own are."""
 
     def __init__(self, prefill: Any) -> None:
@@ -102,7 +102,7 @@ class NativeMerge(_Merge):
         return True
 
 
-class CompletionMerge(_Merge):
+class CompletionMerge(Merge):
     """The prompt's entries come before a choice's first ones; all of its offsets count from the prompt on."""
 
     def __init__(self, prefill: Any) -> None:

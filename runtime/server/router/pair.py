@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from runtime.protocol.errors import NoWorker, WorkerFailed
-from runtime.server.router.answer import MOST_MERGED, Answer, Merge, Order, Refusal, refusal_of
-from runtime.server.router.merge import decoded, merge_for
+from runtime.server.router.answer import MOST_MERGED, Answer, Order, Refusal, refusal_of
+from runtime.server.router.merge import Merge, decoded, merge_for
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Pool, Worker
 from runtime.server.router.relay import TRANSFER, check, is_final, judged, while_connected

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from runtime.config.serving.router import RouterConfig
 from runtime.protocol.registry import Registry
 from runtime.server.router.prefix_tree import BLOCK_BYTES, PrefixTree, blocks_of
 
@@ -42,24 +43,8 @@ class Policy(Protocol):
         ...
 
 
-class PolicyOptions(Protocol):
-    """The router's options that are meant for policies (see RouterConfig)."""
-
-    @property
-    def cache_threshold(self) -> float: ...
-
-    @property
-    def balance_abs_threshold(self) -> int: ...
-
-    @property
-    def balance_rel_threshold(self) -> float: ...
-
-    @property
-    def prefix_bytes(self) -> int: ...
-
-
 class RoundRobin:
-    def __init__(self, options: PolicyOptions) -> None:
+    def __init__(self, options: RouterConfig) -> None:
         self._last: dict[str, int] = {}
         self._count = 0
 
@@ -75,7 +60,7 @@ class RoundRobin:
 
 
 class PowerOfTwo:
-    def __init__(self, options: PolicyOptions) -> None:
+    def __init__(self, options: RouterConfig) -> None:
         self._random = random.Random()
 
     def choose(self, prompt: bytes, candidates: Sequence[C], /) -> C:
@@ -87,7 +72,7 @@ class PowerOfTwo:
 
 
 class CacheAware:
-    def __init__(self, options: PolicyOptions) -> None:
+    def __init__(self, options: RouterConfig) -> None:
         self._threshold = options.cache_threshold
         self._more, self._factor = options.balance_abs_threshold, options.balance_rel_threshold
         self._most_blocks = max(1, options.prefix_bytes // BLOCK_BYTES)
@@ -119,7 +104,7 @@ class CacheAware:
         return active - least > self._more and active > self._factor * least
 
 
-POLICIES: Registry[Callable[[PolicyOptions], Policy]] = Registry(
+POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(
     "router policy",
     {
         "cache_aware": "runtime.server.router.policies:CacheAware",

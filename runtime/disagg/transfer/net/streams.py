@@ -13,8 +13,9 @@ import socket
 import struct
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.memory import Order
@@ -30,7 +31,7 @@ _CHECK = struct.Struct("<I")  # of the head
 _ORDERS: tuple[Order, Order] = ("token", "head")
 
 
-class Piece(Protocol):
+class Piece(ABC):
     """Some tokens of a room. read(): their bytes now, None where the room has ended."""
 
     room: int
@@ -38,8 +39,10 @@ class Piece(Protocol):
     tokens: int
     order: Order
 
+    @abstractmethod
     def read(self) -> memoryview | None: ...
 
+    @abstractmethod
     def failed(self, fault: RuntimeFault) -> None: ...
 
 

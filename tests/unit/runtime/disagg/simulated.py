@@ -185,8 +185,14 @@ class SimManager(KVManager):
         made = self.link.receivers[room] = SimReceiver(room, self)
         return made
 
+    def listen(self, bootstrap: str | None = None) -> str:
+        return "simulated:"
+
     def state(self) -> dict[str, Any]:
         return {}
+
+    def close(self) -> None:
+        """It holds nothing."""
 
 
 class Side:

@@ -12,7 +12,7 @@ import pytest
 from runtime.disagg.transfer.kv_manager import FAKE_BOOTSTRAP_HOST
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import Bootstrap
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Stage
 from tests.unit.runtime.disagg.simulated import Pair
 from tests.unit.runtime.scheduler.conftest import VOCABULARY, Bench, ToyGrammars
 
@@ -68,7 +68,7 @@ def test_the_same_as_alone(seed: int, page: int, overlap: bool) -> None:
     heads = [[dice.randrange(1, 40) for _ in range(40)] for _ in range(3)]
     config = {"page_size": page, "overlap": overlap, "chunked_prefill_size": dice.choice([7, 32, 512])}
     pair = Pair(dice, grammars, **config)
-    alone = Bench(dict(config), 512, grammars(), lambda: 0.0, Unified)
+    alone = Bench(dict(config), 512, grammars(), lambda: 0.0, Stage)
     names = [f"{number}" for number in range(30)]
     for number, rid in enumerate(names):
         prompt, fields = drawn(dice, heads)
@@ -93,7 +93,7 @@ def test_small_pools_and_few_rows_only_make_them_wait(seed: int, overlap: bool) 
     heads = [[dice.randrange(1, 40) for _ in range(40)]]
     config = {"page_size": dice.choice([1, 4]), "overlap": overlap, "chunked_prefill_size": 16}
     pair = Pair(dice, grammars, slots=(160, 160), rows=(2, 3), reserved=0, **config)
-    alone = Bench(dict(config), 512, grammars(), lambda: 0.0, Unified)
+    alone = Bench(dict(config), 512, grammars(), lambda: 0.0, Stage)
     names = [f"{number}" for number in range(25)]
     for number, rid in enumerate(names):
         prompt, fields = drawn(dice, heads)
@@ -131,7 +131,7 @@ def test_a_prompt_that_finds_no_room_is_let_in_later() -> None:
 @pytest.mark.parametrize("page", [1, 16])
 def test_a_prefix_of_several_requests_moves_once(page: int) -> None:
     pair = Pair(random.Random(0), grammars, page_size=page)
-    alone = Bench({}, 512, grammars(), lambda: 0.0, Unified)
+    alone = Bench({}, 512, grammars(), lambda: 0.0, Stage)
     for number in range(4):
         prompt = [*range(1, 41), *range(1, 41), number + 1]
         alone.add(f"{number}", prompt, max_new_tokens=9, ignore_eos=True)
@@ -168,7 +168,7 @@ def test_faults_at_random(seed: int) -> None:
         "chunked_prefill_size": dice.choice([7, 32]),
     }  # fmt: skip
     pair = Pair(dice, grammars, slots=(200, 200), rows=(3, 3), reserved=4, **config)
-    alone = Bench(dict(config), 512, grammars(), lambda: 0.0, Unified)
+    alone = Bench(dict(config), 512, grammars(), lambda: 0.0, Stage)
     right = wrong = room = 0
     pair.link.late_metadata = dice
     for _ in range(12):
@@ -254,7 +254,7 @@ def test_who_has_no_other_side_gets_the_fake_transfer() -> None:
 
 def test_a_request_without_a_room_is_answered_by_one_alone() -> None:
     pair = Pair(random.Random(0), grammars)
-    alone = Bench({}, 512, grammars(), lambda: 0.0, Unified)
+    alone = Bench({}, 512, grammars(), lambda: 0.0, Stage)
     for bench in (alone, pair.prefill.bench, pair.decode.bench):
         bench.add("r", [1, 2, 3], max_new_tokens=9, ignore_eos=True)
         bench.run()

@@ -24,7 +24,7 @@ from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Stage
 
 EOS = 0
 LETTERS = [bytes([code]) for code in range(ord("a"), ord("z") + 1)]
@@ -271,7 +271,7 @@ def make_bench() -> Callable[..., Bench]:
         *,
         grammar: Any = None,
         clock: Callable[[], float] = lambda: 0.0,
-        stage: Any = Unified,
+        stage: Any = Stage,
         adapters: dict[str, Any] | None = None,
         **config: Any,
     ):

@@ -10,10 +10,10 @@ import pytest
 from runtime.plan import Sample
 from runtime.protocol.constraint import Constraint
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Stage
 
 
-class Watched(Unified):
+class Watched(Stage):
     """Notes what it is called for. `waits`: requests that are not let in."""
 
     calls: dict[str, list[str]]

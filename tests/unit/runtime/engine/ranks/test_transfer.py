@@ -31,7 +31,7 @@ from runtime.scheduler.loop import Loop
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.requests.stop import LENGTH
 from runtime.scheduler.scheduler import Scheduler
-from runtime.scheduler.stages.unified import Unified
+from runtime.scheduler.stage import Stage
 
 NEW = 24
 PROMPTS = {
@@ -44,7 +44,7 @@ PROMPTS = {
 class Place:
     """A scheduler, a runner, and the pool they share."""
 
-    def __init__(self, path: Path, page: int, slots: int, *, overlap: bool, stage: Any = Unified) -> None:
+    def __init__(self, path: Path, page: int, slots: int, *, overlap: bool, stage: Any = Stage) -> None:
         spec, device = ModelSpec.from_dir(path), torch.device("cpu")
         with torch.inference_mode():
             decoder = Decoder.load(path, spec, torch.float32, device, Dense())
@@ -78,7 +78,7 @@ class Place:
         return self.scheduler.flush_cache() and self.scheduler.state()["free"] == self.scheduler.manager.slots
 
 
-class Prefill(Unified):
+class Prefill(Stage):
     """Ends each request where its prompt is done, and leaves its pages in `exports`."""
 
     def __init__(self, *parts: Any, exports: dict[str, Export]) -> None:
@@ -91,7 +91,7 @@ class Prefill(Unified):
         request.end(LENGTH)
 
 
-class Decode(Unified):
+class Decode(Stage):
     """Lets a request in once its pages are in `exports`, and has copied them by then."""
 
     def __init__(self, *parts: Any, exports: dict[str, Export], source: KVPool, pools: list[KVPool]) -> None:
