@@ -327,7 +327,7 @@ class Engine:
         each with its parent, tokens, hits and the beginning of its text."""
         question = prefixes.question(most, texts=True)
         answer = self._ask("prefixes", most=question.most, ids=question.ids)
-        return {**prefixes.told(answer.data, self._pipeline.manager.tokenizer), "texts": True}
+        return {**prefixes.with_texts(answer.data, self._pipeline.manager.tokenizer), "texts": True}
 
     @property
     def derivation(self) -> Derivation | None:

@@ -10,88 +10,36 @@ from typing import Any, Literal, Self, TypeAlias
 import msgspec
 
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.control import (
-    AbortReq,
-    CloseSessionReq,
-    ContinueReq,
-    ControlOutput,
-    FlushCacheReq,
-    GetPrefixesReq,
-    GetStateReq,
-    GroupFailed,
-    HealthReq,
-    LoadLoRAAdapterReq,
-    MemoryPart,
-    OpenSessionReq,
-    PauseMode,
-    PauseReq,
-    PrecompileReq,
-    ProfileReq,
-    ReleaseMemoryReq,
-    ResumeMemoryReq,
-    SetStateReq,
-    UnloadLoRAAdapterReq,
-    UpdateWeightsReq,
-)
+from runtime.protocol.control import AbortReq as AbortReq
+from runtime.protocol.control import CloseSessionReq as CloseSessionReq
+from runtime.protocol.control import ContinueReq as ContinueReq
+from runtime.protocol.control import ControlOutput as ControlOutput
+from runtime.protocol.control import FlushCacheReq as FlushCacheReq
+from runtime.protocol.control import GetPrefixesReq as GetPrefixesReq
+from runtime.protocol.control import GetStateReq as GetStateReq
+from runtime.protocol.control import GroupFailed as GroupFailed
+from runtime.protocol.control import HealthReq as HealthReq
+from runtime.protocol.control import LoadLoRAAdapterReq as LoadLoRAAdapterReq
+from runtime.protocol.control import MemoryPart as MemoryPart
+from runtime.protocol.control import OpenSessionReq as OpenSessionReq
+from runtime.protocol.control import PauseMode as PauseMode
+from runtime.protocol.control import PauseReq as PauseReq
+from runtime.protocol.control import PrecompileReq as PrecompileReq
+from runtime.protocol.control import ProfileReq as ProfileReq
+from runtime.protocol.control import ReleaseMemoryReq as ReleaseMemoryReq
+from runtime.protocol.control import ResumeMemoryReq as ResumeMemoryReq
+from runtime.protocol.control import SetStateReq as SetStateReq
+from runtime.protocol.control import UnloadLoRAAdapterReq as UnloadLoRAAdapterReq
+from runtime.protocol.control import UpdateWeightsReq as UpdateWeightsReq
 from runtime.protocol.messages import ImageInput
-from runtime.protocol.requests.base import (
-    BaseBatchReq,
-    BaseReq,
-    SingleReq,
-    SpeculativeDecodingMetricsMixin,
-    new_rid,
-)
-from runtime.protocol.requests.embedding import EmbeddingReqInput
-from runtime.protocol.requests.generate import GenerateReqInput
+from runtime.protocol.requests.base import BaseBatchReq as BaseBatchReq
+from runtime.protocol.requests.base import BaseReq as BaseReq
+from runtime.protocol.requests.base import SingleReq as SingleReq
+from runtime.protocol.requests.base import SpeculativeDecodingMetricsMixin as SpeculativeDecodingMetricsMixin
+from runtime.protocol.requests.base import new_rid as new_rid
+from runtime.protocol.requests.embedding import EmbeddingReqInput as EmbeddingReqInput
+from runtime.protocol.requests.generate import GenerateReqInput as GenerateReqInput
 from runtime.protocol.sampling import SamplingParams
-
-__all__ = [
-    "AbortReq",
-    "BaseBatchReq",
-    "BaseReq",
-    "BatchEmbeddingOutput",
-    "BatchStrOutput",
-    "BatchTokenIDOutput",
-    "BatchTokenizedGenerateReqInput",
-    "Bootstrap",
-    "ChoiceScores",
-    "CloseSessionReq",
-    "ContinueReq",
-    "ControlOutput",
-    "EmbeddingOutput",
-    "EmbeddingReqInput",
-    "FinishReason",
-    "FlushCacheReq",
-    "GenerateOutput",
-    "GenerateReqInput",
-    "GetPrefixesReq",
-    "GetStateReq",
-    "GrammarInfo",
-    "GroupFailed",
-    "HealthReq",
-    "LoadLoRAAdapterReq",
-    "MemoryPart",
-    "OpenSessionReq",
-    "OutputDelta",
-    "PauseMode",
-    "PauseReq",
-    "PrecompileReq",
-    "ProfileReq",
-    "ReleaseMemoryReq",
-    "ResumeMemoryReq",
-    "SetStateReq",
-    "SingleReq",
-    "SpeculativeDecodingMetricsMixin",
-    "StrOutput",
-    "TextRequest",
-    "TokenOrigin",
-    "TokenOutput",
-    "TokenizedEmbeddingReqInput",
-    "TokenizedGenerateReqInput",
-    "UnloadLoRAAdapterReq",
-    "UpdateWeightsReq",
-    "new_rid",
-]
 
 
 class Bootstrap(msgspec.Struct, frozen=True):

@@ -54,17 +54,17 @@ class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
     max_dynamic_patch: int | None = None
 
     @classmethod
-    def listed(cls, given: Any, where: str = "image_data") -> list[ImageData]:
-        """Of `given`: a text, an object with a `url`, or a list of them; nothing. Raises BadRequest."""
-        match given:
+    def listed(cls, value: Any, where: str = "image_data") -> list[ImageData]:
+        """Of `value`: a text, an object with a `url`, or a list of them; nothing. Raises BadRequest."""
+        match value:
             case None | "":
                 return []
             case list() | tuple():
-                return [one for at, part in enumerate(given) for one in cls.listed(part, f"{where}[{at}]")]
+                return [one for at, part in enumerate(value) for one in cls.listed(part, f"{where}[{at}]")]
             case ImageData():
-                return [given]
+                return [value]
             case str():
-                return [cls(given)]
+                return [cls(value)]
             case {**fields}:
                 try:
                     return [msgspec.convert(fields, cls)]
@@ -72,7 +72,7 @@ class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
                     raise BadRequest(str(error), where=where) from error
             case _:
                 raise BadRequest(
-                    f"an image must be a string or an object with a url, got {type(given).__name__}",
+                    f"an image must be a string or an object with a url, got {type(value).__name__}",
                     where=where,
                 )
 

@@ -33,7 +33,7 @@ TOP_K_OFF = -1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All sampling words of one request.
+    """The sampling parameters of one request.
 
     max_new_tokens: 0 commits the prompt to the prefix cache and generates nothing. top_k: -1 = off.
     seed: same seed, same prompt -> same output, whatever else is in the batch, where a CPU computes in
@@ -42,7 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     `stop`.
     stop_regex: patterns, up to 32 of at most 256 bytes; logit_bias: id -> what is added to its logit;
     stream_interval: tokens between two pieces of a stream; custom_logit_processor: a registered name, which
-    is given custom_params. n: samples of one prompt; the frontend makes one request of each.
+    gets custom_params. n: samples of one prompt; the frontend sends one request for each.
     spaces_between_special_tokens: some clients send it; the tokenizers used here put no spaces there,
     whatever it says.
     """

@@ -151,22 +151,22 @@ _CHANGES: Final = "the answers would be others than with it: leave it out"
 
 
 def own_options(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     model: Any = None,
     *,
     lenient: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """`given` with the runtime's names; names that are in no table stay. `model`: the checkpoint that
+    """`options` with the runtime's names; names that are in no table stay. `model`: the checkpoint that
     they are for, whose own tokenizer may be named. One warning, by `tell`, names all that is without effect;
     `lenient`: what there is not, too, but another tokenizer. Else it raises NotSupported."""
-    made: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     idle: list[str] = []
-    algorithm = given.get("speculative_algorithm")
+    algorithm = options.get("speculative_algorithm")
     guesses = bool(algorithm) and str(algorithm).upper() not in _OTHER_WAYS
-    for name, value in given.items():
+    for name, value in options.items():
         if guesses and name in _SPECULATIVE:
-            made[name] = value
+            renamed[name] = value
         elif name in ANYWAY or name == "tokenizer_path":
             if value in ANYWAY.get(name, (None, model)):
                 continue
@@ -178,53 +178,53 @@ def own_options(
                 )
             idle.append(f"{name}={value}")
         elif name == "attention_backend" and value in ATTENTION_BACKENDS:
-            made["attention"] = value
+            renamed["attention"] = value
         elif is_idle(name) or value in _LEFT.get(name, ()):
             if value is not None and value is not False:
                 idle.append(f"{name}={value}")
         elif name == "lora_paths":
-            made[name] = _adapters(value)
+            renamed[name] = _adapters(value)
         elif name in SWITCHES:
             if value:
                 option, chosen = SWITCHES[name]
-                made[option] = chosen
+                renamed[option] = chosen
         elif name in OPPOSITE:
-            made[OPPOSITE[name]] = not value
+            renamed[OPPOSITE[name]] = not value
         else:
             own = SAME.get(name, name)
-            made[own] = VALUES.get(own, {}).get(value, value) if isinstance(value, str) else value
+            renamed[own] = VALUES.get(own, {}).get(value, value) if isinstance(value, str) else value
     if idle:
-        said = f"without effect on the bundled runtime: {', '.join(idle)}"
+        text = f"without effect on the bundled runtime: {', '.join(idle)}"
         if tell is None:
-            warnings.warn(said, stacklevel=3)
+            warnings.warn(text, stacklevel=3)
         else:
-            tell(said)
-    return made
+            tell(text)
+    return renamed
 
 
-def _adapters(given: Any) -> Any:
+def _adapters(adapters: Any) -> Any:
     """lora_paths as NAME=DIRECTORY each; they may come by name, or as objects. Raises NotSupported."""
-    match given:
+    match adapters:
         case None:
             return ()
         case str():
-            return (given,)
+            return (adapters,)
         case dict():
-            return tuple(f"{name}={path}" for name, path in given.items())
+            return tuple(f"{name}={path}" for name, path in adapters.items())
         case list() | tuple():
-            return tuple(_adapter(one) if isinstance(one, Mapping) else one for one in given)
+            return tuple(_adapter(one) if isinstance(one, Mapping) else one for one in adapters)
         case _:
-            return given  # refused where types are checked
+            return adapters  # refused where types are checked
 
 
-def _adapter(given: Mapping[str, Any]) -> str:
-    if given.get("pinned"):
+def _adapter(adapter: Mapping[str, Any]) -> str:
+    if adapter.get("pinned"):
         raise NotSupported(
             "an adapter is pinned when it is loaded later",
             where="lora_paths",
             hint="load_lora_adapter(name, path, pinned=True)",
         )
-    return f"{given.get('lora_name', '')}={given.get('lora_path', '')}"
+    return f"{adapter.get('lora_name', '')}={adapter.get('lora_path', '')}"
 
 
 def known(name: str) -> bool:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
-from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
@@ -114,9 +114,21 @@ class ServerContext:
         """A response that sends `events`, an async generator of whole events as bytes (see EventStream)."""
         return EventStream(events, keep_alive_s=self.config.stream_comment_s, on_fault=on_fault)
 
+    def normalized(self, request: Q) -> Q:
+        """The request, normalised and with the server's limits. Raises BadRequest."""
+        request = self.with_deadline(request)
+        request.normalize_batch_and_arguments()
+        limit = self.config.max_batch_items
+        if len(request) > limit:
+            raise BadRequest(
+                f"{len(request)} prompts and samples in one request; at most {limit}",
+                where="sampling_params.n" if request.batch_size == 1 else "text",
+                hint="send several requests, or start the server with a larger max_batch_items",
+            )
+        return request
+
     def with_deadline(self, request: Q) -> Q:
-        """The request, not normalised yet, with the server's deadline where it has none of its own, or a
-        later one."""
+        """The request, not normalised yet, with the server's deadline if its own is missing or later."""
         limit = self.config.request_timeout_s
         if limit is None or (request.timeout_s is not None and request.timeout_s <= limit):
             return request

@@ -6,7 +6,7 @@
                                          other servers spell it
 
 At most one of them. It knows no route, and compiles nothing: what is wrong inside of a schema or grammar is
-reported later, under the name the client used (`Asked.words`).
+reported later, under the name the client used (`Asked.names`).
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ _values = operator.attrgetter(*OutputFields.__struct_fields__)
 
 
 class Asked(NamedTuple):
-    """sampling: the words for sampling_params. words: the runtime's name of the constraint -> the client's,
-    for errors."""
+    """sampling: keys of sampling_params. names: the runtime's name of the constraint -> the client's, for
+    errors."""
 
     sampling: dict[str, Any]
-    words: dict[str, str]
+    names: dict[str, str]
 
 
 _SAME = ("regex", "ebnf", "json_schema", "structural_tag", "choices")

@@ -11,7 +11,7 @@ from typing import Any
 from runtime.formats.reasoning.types import reasoning_type
 from runtime.formats.reply import ReplyParser
 from runtime.processes.frontend.batch_request import Outcome
-from runtime.protocol.errors import Aborted, BadRequest
+from runtime.protocol.errors import Aborted
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames, mapped_errors
@@ -22,16 +22,7 @@ from runtime.server.tool_use import ToolUse
 def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> GenerateReqInput:
     """The request, normalised and with the server's limits. Raises BadRequest."""
     with mapped_errors(names, ctx.model.max_prompt_length):
-        request = ctx.with_deadline(request)
-        request.normalize_batch_and_arguments()
-        limit = ctx.config.max_batch_items
-        if len(request) > limit:
-            raise BadRequest(
-                f"{len(request)} prompts and samples in one request; at most {limit}",
-                where="n" if request.batch_size == 1 else "prompt",
-                hint="send several requests, or start the server with a larger max_batch_items",
-            )
-    return request
+        return ctx.normalized(request)
 
 
 def parsers(

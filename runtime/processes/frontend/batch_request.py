@@ -71,7 +71,7 @@ class BatchRequest:
         self._commits: dict[int, RequestState] = {}
         self._jobs: dict[int, Job] = {}
         self._changed: deque[tuple[bool, int]] = deque()
-        self._made: list[tuple[int, Outcome]] = []
+        self._outcomes: list[tuple[int, Outcome]] = []
         self._waiting: dict[str, int] = {}
         self._lock = threading.Lock()
         self._timed = False
@@ -170,8 +170,8 @@ class BatchRequest:
                 self._commit(index)
             else:
                 self._send(index)
-        made, self._made = self._made, []
-        return made
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     def time_left(self) -> float | None:
         """Seconds until some request is overdue; None: none ever is."""
@@ -302,7 +302,7 @@ class BatchRequest:
         if output is None:
             return
         if output.meta["finish_reason"] is None:
-            self._made.append((index, output))
+            self._outcomes.append((index, output))
         else:
             self._settle(index, output)
 
@@ -311,7 +311,7 @@ class BatchRequest:
         state = self._states.pop(index, None)
         if state is not None:
             self._forget(state)
-        self._made.append((index, outcome))
+        self._outcomes.append((index, outcome))
         self.left -= 1
 
     def _refuse(self, prompt: int, fault: RuntimeFault) -> None:

@@ -1,5 +1,5 @@
-"""Client: for whom the current task works. Whoever takes a request in says so; the frontend, which knows no
-keys and no addresses, tells it what the request costs."""
+"""Client: on whose behalf the current task works. The server sets it; the frontend, which knows no keys and
+no addresses, reports to it what requests cost."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ CLIENT: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B03
 
 
 def flow_label(identity: str) -> str:
-    """The label of whoever `identity` names."""
+    """An opaque label of the client with this identity."""
     return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 
 class ClientRequest:
-    """One request of a client, which counts as in hand until everybody who works on it is done: the task that
-    answers it, and what it leaves to be done in the background."""
+    """One request of a client, which counts as running until all work on it is done: the task that answers
+    it, and background tasks that it started."""
 
     def __init__(self, client: Client) -> None:
         """Raises RateLimited."""
@@ -66,4 +66,4 @@ class ClientRequest:
 
 
 IN_HAND: ContextVar[ClientRequest | None] = ContextVar("in_hand", default=None)
-"""Of the current task; None where it counts for nobody."""
+"""The client's request that the current task works on; None: it counts for no client."""

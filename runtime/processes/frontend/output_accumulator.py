@@ -160,14 +160,14 @@ class OutputAccumulator:
         finish = None if self.last is None else self.last.finish
         if finish is None:
             return None
-        made: dict[str, Any] = {"type": finish.type}
+        reason: dict[str, Any] = {"type": finish.type}
         if finish.type == "length":
-            made["length"] = self.total
+            reason["length"] = self.total
         elif finish.matched is not None:
-            made["matched"] = finish.matched
+            reason["matched"] = finish.matched
         if finish.unfinished is not None:
-            made["unfinished"] = finish.unfinished
-        return made
+            reason["unfinished"] = finish.unfinished
+        return reason
 
     def logprob_meta(self) -> dict[str, Any]:
         """The log-probabilities of every token of `ids`, for requests that ask for them. The prompt's are in

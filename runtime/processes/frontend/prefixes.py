@@ -18,9 +18,9 @@ def question(most: int, *, texts: bool) -> GetPrefixesReq:
     return GetPrefixesReq(most=most, ids=SHOWN_IDS if texts else 0)
 
 
-def told(tree: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def with_texts(tree: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The scheduler's answer with the `text` of each node's first tokens in place of their ids; without a
-    tokenizer none is told."""
+    tokenizer there are no texts."""
     for node in tree["nodes"]:
         ids = node.pop("ids", [])
         if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""SingleGenerateReq -> TokenizedGenerateReqInput: what can be wrong with a request is reported here.
+"""SingleGenerateReq -> TokenizedGenerateReqInput: templates, tokens, and all checks that need the model.
 
 Pure: it knows the tokenizer, the template and the limits, and neither threads nor mailboxes.
 """
@@ -40,8 +40,8 @@ RID_END = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a choice as tokens: `ids` after the boundary; `scored`: index of its request in the job,
-    `alone`: of the one without the prompt."""
+    """One option of a choice. ids: its tokens after the boundary. scored: index of its request in the job.
+    alone: index of its request without the prompt."""
 
     text: str
     ids: tuple[int, ...]
@@ -51,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one GenerateReqInput becomes: one request, or for choices one or two per option, and what for.
+    """The scheduler's requests for one request of a user: one, or for choices one or two per option.
     deadline: when it must be over, by the clock of the Preparer. reasoning_begun: whether a conversation's
     prompt begins the model's reasoning (True) or ends it (False); None: neither. shares_prompt: it is another
     sample of a prompt."""
@@ -69,7 +69,7 @@ class Job:
 
 
 class Preparer:
-    """Thread safe; holds no state of requests. The words after `clock` are those of PromptReader, and
+    """Thread safe; holds no state of requests. The arguments after `clock` are those of PromptReader, and
     marks: how the model marks its reasoning; thinks: whether a chat template with these variables leaves
     it on where its text does not show it."""
 
@@ -88,7 +88,7 @@ class Preparer:
     ) -> None:
         self.tokenizer, self.limits = tokenizer, limits
         self.marks, self._thinks = marks, thinks
-        self._tokenizer, self._limits, self._clock = tokenizer, limits, clock
+        self._clock = clock
         self._prompts = PromptReader(
             tokenizer,
             template,
@@ -102,18 +102,18 @@ class Preparer:
         self._jumps = JumpPlanner(tokenizer.vocabulary, tokenizer.encode_plain)
         self._count = itertools.count()
 
-    def prepare(self, given: GenerateReqInput | SingleGenerateReq) -> Job:
+    def prepare(self, source: GenerateReqInput) -> Job:
         """Raises BadRequest or a kind of it, with the field in `where`."""
-        request = given if isinstance(given, SingleGenerateReq) else resolve(given)
+        request = source if isinstance(source, SingleGenerateReq) else resolve(source)
         prompt = self._prompts.read(request)
         ids = prompt.ids
         params = self._sampling(request.sampling_params, prompt.stop_str)
         if request.truncate_prompt_tokens is not None:
-            ids = self._limits.truncated(request, ids, params.max_new_tokens)
+            ids = self.limits.truncated(request, ids, params.max_new_tokens)
         constraint = request.constraint
         if constraint is not None:
             constraint.verify()
-        if request.lora_path is not None and not self._limits.adapters:
+        if request.lora_path is not None and not self.limits.adapters:
             raise no_adapters("lora_path")
         if not request.rid:
             raise BadRequest("is empty", where="rid")
@@ -131,7 +131,7 @@ class Preparer:
         if self.marks is not None and request.messages is not None:
             opened, closed = self._left_open(self.marks, ids)
             begun = opened if opened or closed else None
-        ids, params = self._limits.fitting(ids, params)
+        ids, params = self.limits.fitting(ids, params)
         if request.return_logprob and not params.max_new_tokens and request.logprob_start_len < 0:
             # There is nothing else that could be meant: sglang's frontend asks so.
             request = msgspec.structs.replace(request, logprob_start_len=0)
@@ -187,37 +187,37 @@ class Preparer:
         count = min(self._jumps.open_end(ids), len(ids) - behind)
         if request.messages and count:  # what the template wrote is whole as it is
             content = request.messages[-1].content
-            size = sum(len(self._tokenizer.vocabulary.tokens[token]) for token in ids[len(ids) - count :])
+            size = sum(len(self.tokenizer.vocabulary.tokens[token]) for token in ids[len(ids) - count :])
             if not isinstance(content, str) or not prompt.text.endswith(content) or len(content) < size:
                 return 0
         return count
 
-    def prompt_ids(self, given: GenerateReqInput) -> list[int]:
+    def prompt_ids(self, request: GenerateReqInput) -> list[int]:
         """The prompt alone, of up to COUNTED characters whatever the limit. Raises BadRequest or a kind of
         it."""
-        return list(self._prompts.read(resolve(given), at_least=COUNTED).ids)
+        return list(self._prompts.read(resolve(request), at_least=COUNTED).ids)
 
     def again(self, job: Job, request: SingleGenerateReq) -> Job:
-        """The job of another sample of a prompt: `request` differs from the one that `job` was made of only
-        in its id, its seed and its room."""
+        """The job of another sample of a prompt: `request` differs from the one of `job` only in its id, its
+        seed and its room."""
         (first,) = job.requests
         params = msgspec.structs.replace(first.sampling_params, seed=request.sampling_params.seed)
         rid, turn = self.wire_rid(request), self._turn(request)
-        made = msgspec.structs.replace(
+        sample = msgspec.structs.replace(
             first,
             rid=rid,
             sampling_params=params,
             session_params=turn,
             bootstrap=self._bootstrap(request, first.images),
         )
-        return Job((made,), deadline=job.deadline, reasoning_begun=job.reasoning_begun, shares_prompt=True)
+        return Job((sample,), deadline=job.deadline, reasoning_begun=job.reasoning_begun, shares_prompt=True)
 
     def _bootstrap(self, request: SingleGenerateReq, images: Sequence[ImageInput]) -> Bootstrap | None:
         """Where its prompt is computed; None: here. A choice is scored by each engine itself."""
         host, room = request.bootstrap_host, request.bootstrap_room
         if host is None or room is None:
             return None
-        usual = self._limits.bootstrap_port
+        usual = self.limits.bootstrap_port
         if usual is None:
             raise BadRequest(
                 "this engine computes both prompts and outputs",
@@ -275,7 +275,7 @@ class Preparer:
     def _left_open(self, marks: ReasoningMarks, ids: Sequence[int]) -> tuple[bool, bool]:
         """Whether the prompt's end opens the reasoning, or closes it."""
         tail = list(ids[-_TAIL:])
-        texts = self._tokenizer.text_table.bytes_of(tail, False)
+        texts = self.tokenizer.text_table.bytes_of(tail, False)
         if not marks.close_ids:
             text = b"".join(texts).decode("utf-8", "replace")
             return marks.opened_by(text), marks.closed_by(text)
@@ -287,19 +287,19 @@ class Preparer:
     def _turn(self, request: SingleGenerateReq) -> dict[str, Any] | None:
         """Its session_params, with what the scheduler must know besides: the caller's id of the turn, and
         whether its output may be as long as there is room, which is known there only."""
-        given = request.session_params
-        if given is None:
+        params = request.session_params
+        if params is None:
             return None
         for name in ("turn", "room", "owner"):
-            if name in given:
+            if name in params:
                 raise BadRequest("unknown field", where=f"session_params.{name}")
         wanted = request.sampling_params.max_new_tokens
-        room = self._limits.auto_truncate or wanted in (SamplingParams().max_new_tokens, ROOM)
-        return {**given, "turn": request.rid, "room": room, "owner": CLIENT.get().owner}
+        room = self.limits.auto_truncate or wanted in (SamplingParams().max_new_tokens, ROOM)
+        return {**params, "turn": request.rid, "room": room, "owner": CLIENT.get().owner}
 
     def _textless(self, ids: Sequence[int]) -> bool:
         """Whether the prompt is control tokens only."""
-        bytes_of = self._tokenizer.text_table.bytes_of
+        bytes_of = self.tokenizer.text_table.bytes_of
         return not any(any(bytes_of(ids[at : at + _TAIL], True)) for at in range(0, len(ids), _TAIL))
 
     def wire_rid(self, request: SingleGenerateReq) -> str:
@@ -310,7 +310,7 @@ class Preparer:
     # -- how to generate -------------------------------------------------------------------------------------
 
     def _sampling(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
-        vocab = self._limits.vocab_size
+        vocab = self.limits.vocab_size
         for token in params.stop_token_ids:
             if token >= vocab:
                 raise BadRequest(
@@ -327,7 +327,7 @@ class Preparer:
         """A turn ends where its template says; as an id where the tokenizer knows the mark as one token."""
         stop, stop_ids = list(params.stop), list(params.stop_token_ids)
         for text in stop_str:
-            token = self._tokenizer.added_id(text)
+            token = self.tokenizer.added_id(text)
             if token is not None:
                 stop_ids.append(token)
             elif text not in stop and len(stop) < MAX_STOPS:
@@ -343,7 +343,7 @@ class Preparer:
                 f"must be -1 (none) or from 0 to the prompt's {length}, got {request.logprob_start_len}",
                 where="logprob_start_len",
             )
-        most = min(self._limits.vocab_size, self._limits.top_logprobs)
+        most = min(self.limits.vocab_size, self.limits.top_logprobs)
         if not 0 <= request.top_logprobs_num <= most:
             raise BadRequest(
                 f"must be from 0 to {most}, got {request.top_logprobs_num}",
@@ -353,16 +353,16 @@ class Preparer:
                 else None,
             )
         wanted = request.token_ids_logprob or ()
-        if len(wanted) > self._limits.token_ids_logprob:
+        if len(wanted) > self.limits.token_ids_logprob:
             raise BadRequest(
-                f"names {len(wanted)} ids; at most {self._limits.token_ids_logprob}",
+                f"names {len(wanted)} ids; at most {self.limits.token_ids_logprob}",
                 where="token_ids_logprob",
                 hint="start the engine with a larger max_token_ids_logprob",
             )
         for token in wanted:
-            if not 0 <= token < self._limits.vocab_size:
+            if not 0 <= token < self.limits.vocab_size:
                 raise BadRequest(
-                    f"{token} is not in the vocabulary of {self._limits.vocab_size}",
+                    f"{token} is not in the vocabulary of {self.limits.vocab_size}",
                     where="token_ids_logprob",
                 )
 
@@ -391,7 +391,7 @@ class Preparer:
                 raise BadRequest("is empty", where=f"choices[{index}]")
             self._prompts.check_text(len(option), f"choices[{index}]")
         wholes, boundary = self._boundary(request, prompt, options)
-        start = self._tokenizer.start
+        start = self.tokenizer.start
         requests: list[TokenizedGenerateReqInput] = []
 
         def scoring(input_ids: list[int], first: int, images: Sequence[ImageInput] = ()) -> int:
@@ -414,16 +414,16 @@ class Preparer:
             )
             return index
 
-        made: list[Option] = []
+        scored_options: list[Option] = []
         for index, (option, whole) in enumerate(zip(options, wholes, strict=True)):
-            self._limits.check_length(len(whole), 0, f"choices[{index}]")
+            self.limits.check_length(len(whole), 0, f"choices[{index}]")
             own = tuple(whole[boundary:])
             if not own:
                 raise BadRequest("adds no token to the prompt", where=f"choices[{index}]")
             scored = scoring(whole, boundary, prompt.images)
             alone = scoring([*start, *own], len(start)) if request.unconditional else None
-            made.append(Option(option, own, scored, alone))
-        return Job(tuple(requests), tuple(made), deadline)
+            scored_options.append(Option(option, own, scored, alone))
+        return Job(tuple(requests), tuple(scored_options), deadline)
 
     def _boundary(
         self, request: SingleGenerateReq, prompt: Prompt, options: Sequence[str]
@@ -435,12 +435,12 @@ class Preparer:
         """
         text, ids, images = prompt.text, prompt.ids, prompt.images
         if text is None:
-            wholes = [[*ids, *self._tokenizer.encode_plain(option)] for option in options]
+            wholes = [[*ids, *self.tokenizer.encode_plain(option)] for option in options]
         else:
             wholes = [self._prompts.encode_with(request, text, option, images) for option in options]
         boundary = min([len(ids), *(_common(ids, whole) for whole in wholes)])
         if boundary == 0:
-            start = self._tokenizer.start
+            start = self.tokenizer.start
             if not start:
                 raise BadRequest(
                     "the first token of the options has no token before it, and this tokenizer has neither a "

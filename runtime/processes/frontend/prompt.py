@@ -1,4 +1,4 @@
-"""A request's prompt -> ids: text, text around a hole, messages through the chat template, or ids as given.
+"""A request's prompt -> ids: text, text around a hole, messages through the chat template, or ids.
 
 What users quote is kept from being read as control tokens here. It knows the tokenizer and the templates; how
 the request goes on is not its business.
@@ -85,17 +85,17 @@ class PromptReader:
         """Raises BadRequest or a kind of it, with the field in `where`. at_least: so many characters are read
         whatever the limit."""
         values = {"text": request.text, "input_ids": request.input_ids, "messages": request.messages}
-        given = [name for name, value in values.items() if value is not None]
-        if len(given) != 1:
+        kinds = [name for name, value in values.items() if value is not None]
+        if len(kinds) != 1:
             raise BadRequest(
                 "exactly one of text, input_ids and messages is the prompt, got "
-                + (" and ".join(given) or "none"),
+                + (" and ".join(kinds) or "none"),
                 where="prompt",
             )
         if request.messages is None and (request.tools or request.template_kwargs):
-            raise BadRequest(f"needs messages, not {given[0]}", where="tools / template_kwargs")
+            raise BadRequest(f"needs messages, not {kinds[0]}", where="tools / template_kwargs")
         if request.suffix is not None and request.text is None:
-            raise BadRequest(f"needs text, not {given[0]}", where="suffix")
+            raise BadRequest(f"needs text, not {kinds[0]}", where="suffix")
         if request.image_data:
             self._check_images(request)
         if request.input_ids is not None:
@@ -125,7 +125,7 @@ class PromptReader:
                 raise BadRequest(
                     "the prompt is empty, and this tokenizer has neither a begin-of-text nor an end-of-text "
                     "token to start from",
-                    where=given[0],
+                    where=kinds[0],
                 )
         ids, images = self._placed(ids, request.image_data or media.images)
         return Prompt(text, ids, stop_str, images)
@@ -189,21 +189,21 @@ class PromptReader:
         if not images:
             return ids, ()
         room = self._limit - len(ids) + len(images)
-        made, found = placed(ids, reader.spec.image_id, reader.read(images, room))
-        if sum(len(one.pixels) for one in found) > MOST_PIXELS:
+        whole, inputs = placed(ids, reader.spec.image_id, reader.read(images, room))
+        if sum(len(one.pixels) for one in inputs) > MOST_PIXELS:
             raise BadRequest(
                 f"the resized images have more than {MOST_PIXELS} bytes in total",
                 where="images",
                 hint="send fewer, or smaller ones",
             )
-        if self._truncates and len(made) >= self._limit:
+        if self._truncates and len(whole) >= self._limit:
             raise PromptTooLong(
-                f"the prompt with its images has {len(made)} tokens, but there is room for {self._limit}; "
+                f"the prompt with its images has {len(whole)} tokens, but there is room for {self._limit}; "
                 "prompts with images are not truncated",
                 where="prompt",
                 hint="shorten it",
             )
-        return made, tuple(found)
+        return whole, tuple(inputs)
 
     def _render(self, request: SingleGenerateReq) -> Rendered:
         messages = request.messages or []
@@ -226,7 +226,7 @@ class PromptReader:
                 image_token=self._image_token,
             )
         except BadRequest as error:
-            # A template may say what it refuses in the words that it was given.
+            # A template's message may quote what it rendered.
             error.message = self._control.shown(error.message)
             raise
 

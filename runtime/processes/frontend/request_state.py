@@ -1,6 +1,6 @@
-"""RequestState: one request at the frontend, what came of its parts so far, and the answer made of that.
+"""RequestState: one request at the frontend, the outputs of its parts so far, and its answers.
 
-Threads put, the caller takes. It knows no mailboxes.
+Threads put outputs, the caller takes answers. It knows no mailboxes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AnswerRoom:
 
 
 def size_of(output: TokenOutput) -> int:
-    """Of what it tells besides ids, as JSON, about."""
+    """Approximate JSON size of its log-probabilities and hidden states, in bytes."""
     lists = (output.output_top_logprobs, output.output_token_ids_logprobs,
              output.input_top_logprobs or (), output.input_token_ids_logprobs or ())  # fmt: skip
     entries = len(output.output_logprobs) + len(output.input_logprobs or ())
@@ -62,11 +62,12 @@ def size_of(output: TokenOutput) -> int:
 
 
 ENTRY_BYTES, NUMBER_BYTES = 40, 20
+"""Approximate JSON size of one log-probability with its token, and of one number of a hidden state."""
 
 
 class RequestState:
-    """`notify` is called, from any thread, whenever there may be something new to `take`. observer: called
-    once for each part of its life."""
+    """`notify` is called, from any thread, whenever there may be something new to `take`. observer: gets
+    its begin, its tokens and its end."""
 
     def __init__(
         self,
@@ -116,14 +117,14 @@ class RequestState:
     def put(self, output: StrOutput) -> None:
         """What is new of one part; the first one that failed fails the whole."""
         with self._lock:
-            made = self.outputs[self.index[output.rid]]
-            before = made.total
+            part = self.outputs[self.index[output.rid]]
+            before = part.total
             if self._room is not None:
                 try:
                     self._room.take(size_of(output.delta))
                 except BadRequest as fault:
                     self.fault = self.fault or fault
-            made.add(output)
+            part.add(output)
             if (finish := output.finish) is not None:
                 self.open.discard(output.rid)
                 if finish.type == "abort" and self.fault is None:
@@ -131,9 +132,9 @@ class RequestState:
             self._changed = True
             done = self.done
             over, self._over = done and not self._over, self._over or done
-        self._observe(made.total - before)
-        if made.total > before:
-            self.client.spend(made.total - before)
+        self._observe(part.total - before)
+        if part.total > before:
+            self.client.spend(part.total - before)
         if over:
             self._observe_end()
 
@@ -149,12 +150,12 @@ class RequestState:
     # -- the caller's side -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """It is on its way."""
+        """The request is being sent."""
         self._observer.on_begin(self._begun)
         self.client.spend(self.job.prompt_tokens)
 
     def leave(self) -> None:
-        """Nobody waits any more."""
+        """The caller stops waiting."""
         with self._lock:
             gone, self._over = not self._over, True
         if gone:
@@ -175,11 +176,11 @@ class RequestState:
 
     def _failure(self, fault: RuntimeFault) -> RuntimeFault:
         """The fault for the caller; what was generated until a cancellation goes with it."""
-        made = again(fault)
-        match made:
+        fresh = again(fault)
+        match fresh:
             case Aborted() if not self.job.options:
-                made.partial = self._answer(self.outputs[0])
-        return made
+                fresh.partial = self._answer(self.outputs[0])
+        return fresh
 
     def time_left(self) -> float | None:
         return None if self._due is None else max(0.0, self._due - time.monotonic())
@@ -193,37 +194,37 @@ class RequestState:
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _answer(self, made: OutputAccumulator) -> OutputDelta:
+    def _answer(self, part: OutputAccumulator) -> OutputDelta:
         request = self.request
         meta: dict[str, Any] = {
             "id": request.rid,
-            "finish_reason": made.finish_reason(),
-            **made.counters(),
+            "finish_reason": part.finish_reason(),
+            **part.counters(),
             **({"cached_tokens": 0} if self._hides_cached else {}),
-            "reasoning_tokens": 0 if made.reasoning is None else made.reasoning.tokens,
+            "reasoning_tokens": 0 if part.reasoning is None else part.reasoning.tokens,
             "weight_version": self._facts.weight_version,
             "dp_rank": 0,  # there is one engine
-            **(made.logprob_meta() if made.lists else {}),
+            **(part.logprob_meta() if part.lists else {}),
             "e2e_latency": self._elapsed(),
         }
-        if made.grammar is not None:
-            meta["grammar"] = dict(made.grammar)
-        if made.request.require_reasoning:
-            meta["answer_start"] = None if made.reasoning is None else made.reasoning.answer_start
+        if part.grammar is not None:
+            meta["grammar"] = dict(part.grammar)
+        if part.request.require_reasoning:
+            meta["answer_start"] = None if part.reasoning is None else part.reasoning.answer_start
         elif self.job.reasoning_begun is not None:
             meta["reasoning_begun"] = self.job.reasoning_begun
         if request.return_hidden_states:
-            meta["hidden_states"] = made.hidden_states
+            meta["hidden_states"] = part.hidden_states
         if request.return_prompt_token_ids:
-            meta["prompt_token_ids"] = made.request.input_ids
+            meta["prompt_token_ids"] = part.request.input_ids
         if request.cumulative:
-            return OutputDelta(text=made.text, output_ids=list(made.ids), meta=meta)
-        delta = OutputDelta(text=made.text, output_ids=made.ids, meta=meta, replaced=made.replaced)
-        made.drain()
+            return OutputDelta(text=part.text, output_ids=list(part.ids), meta=meta)
+        delta = OutputDelta(text=part.text, output_ids=part.ids, meta=meta, replaced=part.replaced)
+        part.drain()
         return delta
 
     def _scores(self) -> OutputDelta:
-        """All options' scores. Counters add up over the requests they were made with."""
+        """All options' scores. Counters are sums over the requests of all options."""
         choices = [
             ChoiceScores(
                 text=option.text,
@@ -245,10 +246,10 @@ class RequestState:
 
     def _summed(self) -> dict[str, Any]:
         counters = [part.counters() for part in self.outputs]
-        made: dict[str, Any] = {name: sum(one.get(name, 0) for one in counters) for name in _SUMMED}
+        totals: dict[str, Any] = {name: sum(one.get(name, 0) for one in counters) for name in _SUMMED}
         for name in ("queue_time", "first_token_latency"):
-            made[name] = max(one.get(name, 0.0) for one in counters)
-        return made
+            totals[name] = max(one.get(name, 0.0) for one in counters)
+        return totals
 
     def _tail(self, at: int, count: int) -> list[float | None]:
         """Log-probabilities of the last `count` tokens of a scored request."""

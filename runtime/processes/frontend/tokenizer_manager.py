@@ -1,8 +1,8 @@
-"""TokenizerManager: the frontend. A request comes in, deltas of its text go out; in between it is a
+"""TokenizerManager: the frontend. It takes requests and gives out deltas of their text; meanwhile each is a
 RequestState.
 
-Usable from any thread and any event loop. A caller that goes away takes its request with it; when the engine
-dies, everybody who waits gets the reason. It knows mailboxes, not what is behind them.
+Usable from any thread and any event loop. A request ends when its caller goes away; when the engine dies, all
+callers get the reason. It knows mailboxes, not what is behind them.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TokenizerManager:
 
     @property
     def model(self) -> ModelInfo:
-        """Facts about what is served. Raises EngineDead where none were given."""
+        """Facts about the served model. Raises EngineDead if there are none."""
         if self._model is None:
             raise EngineDead("this TokenizerManager was not given the model's facts")
         return self._model
@@ -220,7 +220,7 @@ class TokenizerManager:
                 await self.encoding.run(size, batch.prepare)
             else:
                 batch.prepare()
-            # Where the caller's loop is closed, nobody will ever take the answers.
+            # If the caller's loop is closed, the answers will never be taken.
             batch.begin(waiter.notifier(batch.leave))
             while True:
                 for pair in batch.take():
@@ -271,8 +271,8 @@ class TokenizerManager:
     # -- orders ----------------------------------------------------------------------------------------------
 
     def abort(self, rid: str | None, prefix: bool = False, client: str | None = None) -> None:
-        """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None). Whoever
-        waits gets Aborted from the scheduler; unknown ids are no error. client: only requests that the one
+        """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None). Their
+        callers get Aborted from the scheduler; unknown ids are no error. client: only requests that the one
         of this name sent, and only those that are waited for here."""
 
         def matches(own: str) -> bool:
@@ -321,7 +321,7 @@ class TokenizerManager:
     # -- for the other side ----------------------------------------------------------------------------------
 
     def handle(self, item: BatchStrOutput | BatchEmbeddingOutput | ControlOutput | GroupFailed) -> None:
-        """What comes from behind. Outputs of rids that nobody waits for are dropped."""
+        """Take a message from the detokeniser. Outputs of unknown rids are dropped."""
         if not isinstance(item, GroupFailed):
             self._messages += 1
         match item:
@@ -477,7 +477,7 @@ def _raised(outcome: Outcome) -> OutputDelta:
 
 
 def _size(request: Requests) -> int:
-    """Characters to tokenise, or other work of about the same length."""
+    """How many characters take about as long to tokenise as the request takes to prepare."""
     if not isinstance(request, GenerateReqInput):
         return sum(map(_size, request))
     text = request.text or ""
@@ -491,7 +491,7 @@ def _size(request: Requests) -> int:
 
 
 def _as_json(value: Any) -> int:
-    """Bytes of it; of what is given in code, and cannot be JSON, some number."""
+    """Size of the value as JSON, in bytes; LONG for one from code that is not JSON."""
     try:
         return len(msgspec.json.encode(value)) if value else 0
     except (TypeError, ValueError, RecursionError):

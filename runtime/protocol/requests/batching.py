@@ -78,7 +78,7 @@ def _n(params: Any) -> int:
 
 
 def count_prompts(text: Any, input_ids: Any, input_embeds: Any) -> tuple[int, bool]:
-    """How many prompts these are, and whether they are one prompt given as such."""
+    """How many prompts these are, and whether it is one prompt that is not in a list."""
     if text is not None:
         if isinstance(text, str):
             return 1, True

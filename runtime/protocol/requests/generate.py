@@ -50,7 +50,7 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     truncate_prompt_tokens: of a prompt that is longer, so many tokens are kept; -1: as many as leave room for
         the output. truncation_side: where the others are taken away.
     lora_path: the name of a loaded adapter, by which the model is changed; None: the model as it is.
-    no_logs, log_metrics, custom_labels: what observers of the frontend are told.
+    no_logs, log_metrics, custom_labels: for observers of the frontend.
     data_parallel_rank: another name of routed_dp_rank.
     bootstrap_host, bootstrap_port, bootstrap_room: where prompt and output are computed by two servers, the
         prompt's server, its bootstrap port (None: the usual one), and the number of this request among the

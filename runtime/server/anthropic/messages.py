@@ -17,25 +17,25 @@ _SILENT = frozenset({"thinking", "redacted_thinking"})
 
 
 def messages_of(
-    system: str | list[dict[str, Any]] | None, given: Sequence[Mapping[str, Any]]
+    system: str | list[dict[str, Any]] | None, turns: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
     """The conversation, the system prompt first. A user's tool_result blocks become messages of their own, in
     front of the user's text. Raises BadRequest with the place of what is wrong."""
-    if not given:
+    if not turns:
         raise BadRequest("is empty; a conversation has at least one message", where="messages")
-    made: list[Message] = []
+    messages: list[Message] = []
     if system:
         text = system if isinstance(system, str) else _joined(system, "system")
-        made.append(Message("system", text))
-    for index, one in enumerate(given):
+        messages.append(Message("system", text))
+    for index, one in enumerate(turns):
         where = f"messages[{index}]"
         if not isinstance(one, Mapping):
             raise BadRequest(f"a message must be an object, got {json_type(one)}", where=where)
         match one.get("role"):
             case "user":
-                made += _user(one.get("content"), where)
+                messages += _user(one.get("content"), where)
             case "assistant":
-                made.append(_assistant(one.get("content"), where))
+                messages.append(_assistant(one.get("content"), where))
             case "system":
                 content = one.get("content")
                 note = (
@@ -43,12 +43,12 @@ def messages_of(
                     if isinstance(content, str)
                     else _joined(_listed(content, where), f"{where}.content")
                 )
-                made.append(Message("system", note))
+                messages.append(Message("system", note))
             case other:
                 raise BadRequest(
                     f'must be "user", "assistant" or "system", got {other!r:.80}', where=f"{where}.role"
                 )
-    return made
+    return messages
 
 
 def _user(content: Any, where: str) -> list[Message]:
@@ -165,14 +165,14 @@ def tools_of(
         if kind in ("any", "tool"):
             raise BadRequest("tools are needed for this tool_choice", where="tools")
         return None, "none", True
-    made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    shown = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if kind == "tool" and choice is not None:
         name = choice.get("name")
-        if name not in (tool["function"]["name"] for tool in made):
+        if name not in (tool["function"]["name"] for tool in shown):
             raise BadRequest(f"Tool {name!r:.80} not found in tools list.", where="tool_choice.name")
     choice = choice or {}
-    said = {"any": "required", "tool": f"={choice.get('name')}"}.get(kind, kind)
-    return (None if kind == "none" else made), said, choice.get("disable_parallel_tool_use") is not True
+    mode = {"any": "required", "tool": f"={choice.get('name')}"}.get(kind, kind)
+    return (None if kind == "none" else shown), mode, choice.get("disable_parallel_tool_use") is not True
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:

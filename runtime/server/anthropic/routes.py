@@ -211,14 +211,14 @@ def _prompt(
     return made, use
 
 
-def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _thinking(ctx: ServerContext, thinking: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of a GenerateReqInput that `thinking` asks for, and variables of the chat template. Raises
     BadRequest, NotSupported."""
-    if given is None:
+    if thinking is None:
         return {}, {}
-    given = _said(given)
-    match given:
-        case {"type": "enabled", "budget_tokens": int(budget)} if len(given) == 2 and budget is not True:
+    thinking = _without_empty(thinking)
+    match thinking:
+        case {"type": "enabled", "budget_tokens": int(budget)} if len(thinking) == 2 and budget is not True:
             if budget < 1:
                 raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
             if ctx.manager.reasoning is None:
@@ -227,9 +227,9 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
                     where="thinking",
                     hint="leave it out, or start the server with --reasoning-end TEXT",
                 )
-            made, on = {"require_reasoning": True, "max_thinking_tokens": budget}, True
-        case {"type": "disabled"} if len(given) == 1:
-            made, on = {}, False
+            fields, on = {"require_reasoning": True, "max_thinking_tokens": budget}, True
+        case {"type": "disabled"} if len(thinking) == 1:
+            fields, on = {}, False
         case {"type": str(kind)} if kind in _AS_IT_LIKES:
             return {}, {}
         case _:
@@ -238,34 +238,34 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
             )
     # Only a checkpoint's own template may know the switch; the others would refuse any variable.
     own = ctx.model.template_source == "checkpoint jinja"
-    return made, {"enable_thinking": on} if own else {}
+    return fields, {"enable_thinking": on} if own else {}
 
 
 def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict[str, Any]:
     """The constraint among sampling words that output_config asks for, or output_format, its name of before.
     Raises BadRequest, NotSupported."""
-    config = _said(config or {})
+    config = _without_empty(config or {})
     for name in config:
         if name not in ("effort", "format"):
             raise NotSupported(f"{name[:80]!r} is not supported", where="output_config")
-    given = config.get("format")
-    if given is not None and older is not None:
+    form = config.get("format")
+    if form is not None and older is not None:
         raise BadRequest(
             "cannot be combined with output_config.format, which means the same", where="output_format"
         )
-    match older if given is None else given:
+    match older if form is None else form:
         case None:
             return {}
-        case {"type": "json_schema", "schema": {**schema}, **rest} if not _said(rest):
+        case {"type": "json_schema", "schema": {**schema}, **rest} if not _without_empty(rest):
             return {"json_schema": schema}
         case _:
             where = "output_config.format" if older is None else "output_format"
             raise BadRequest('must be {"type": "json_schema", "schema": {...}}', where=where)
 
 
-def _said(given: Mapping[Any, Any]) -> dict[str, Any]:
+def _without_empty(data: Mapping[Any, Any]) -> dict[str, Any]:
     """Without fields that are null or false."""
-    return {str(name): value for name, value in given.items() if value is not None and value is not False}
+    return {str(name): value for name, value in data.items() if value is not None and value is not False}
 
 
 class _Job:
@@ -332,18 +332,18 @@ class _Job:
                     head.usage.output_tokens = 0
                     yield event({"type": "message_start", "message": head}, "message_start")
                     if self._thinks or (self._tools.key is None and not reply.may_reason):
-                        for made in blocks.kind("thinking" if self._thinks else "text"):
-                            yield made
+                        for data in blocks.kind("thinking" if self._thinks else "text"):
+                            yield data
                     yield _named("ping")
                 for one in reply.events:
-                    for made in blocks.of(one):
-                        yield made
+                    for data in blocks.of(one):
+                        yield data
         if reply.output is None:
             return
-        for made in blocks.kind("text") if blocks.empty else ():
-            yield made
-        for made in blocks.end():
-            yield made
+        for data in blocks.kind("text") if blocks.empty else ():
+            yield data
+        for data in blocks.end():
+            yield data
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         yield _named("message_delta", delta=delta, usage=self._usage())
@@ -369,8 +369,8 @@ class _Job:
         prompt = int(meta.get("prompt_tokens") or 0)
         shown = self._ctx.config.enable_cache_report
         cached = int(meta.get("cached_tokens") or 0) if shown else 0
-        made = int(meta.get("completion_tokens") or 0)
-        return Usage(prompt - cached, made, 0, cached)
+        completion = int(meta.get("completion_tokens") or 0)
+        return Usage(prompt - cached, completion, 0, cached)
 
 
 class _Blocks:

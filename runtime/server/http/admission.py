@@ -1,4 +1,4 @@
-"""Admission: how much work a body asks for, counted in its bytes before anything is made of them.
+"""Admission: how much work a body asks for, counted in its bytes before they are decoded.
 
 A value costs its readers some microseconds of Python, a number in a list far less than a name or a string
 with what stands around it: both have a limit. The counting takes no lock of the interpreter for long.
@@ -94,7 +94,7 @@ def _too_heavy(numbers: bool, body: bytes, config: ServerConfig, names: Collecti
 
 
 def _largest(body: bytes, names: Collection[str]) -> str:
-    """The field that holds most; "body" where that cannot be said."""
+    """The field that holds most; "body" if it is not known."""
     try:
         fields = msgspec.json.decode(body, type=_unread(tuple(sorted(names))))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -42,12 +42,12 @@ class KeyCheck:
         if path in self._open or method == "OPTIONS":
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        secret = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # Headers are bytes, shown as Latin-1.
-        found = self._ring.find(given.encode("latin-1")) if given else None
+        found = self._ring.find(secret.encode("latin-1")) if secret else None
         for_admin = self._ring.orders_need_admin and self._is_order(method, path)
         if found is None and (self._ring.secured or for_admin):
-            if given:
+            if secret:
                 raise Unauthorized("the API key is invalid", where="authorization")
             what = "the admin key" if for_admin else "an API key"
             hint = "send Authorization: Bearer <key>"
@@ -126,18 +126,18 @@ class HostCheck:
 
     def check(self, path: str, headers: Headers) -> None:
         """Raise ForeignOrigin unless the request may pass."""
-        given = headers.get("host")
-        if self._any or not given or path in OPEN_PATHS:
+        host = headers.get("host")
+        if self._any or not host or path in OPEN_PATHS:
             return
         try:
-            full = urlsplit(f"http://{given}").hostname or "."
+            full = urlsplit(f"http://{host}").hostname or "."
         except ValueError:
             full = "."
         name = full.rstrip(".")
         # Without a dot it is a name of the local network, which no page has.
         if "." in full and name not in self._names and not _is_local(name) and not _is_address(name):
             raise ForeignOrigin(
-                f"the host name {given!r:.200} is not allowed",
+                f"the host name {host!r:.200} is not allowed",
                 where="host",
                 hint="use its IP address, or start it with this name in allowed_hosts (--allow-host)",
             )

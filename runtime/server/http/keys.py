@@ -78,9 +78,9 @@ class KeyRing:
     def quotas(self) -> list[Quota]:
         return list(self._quotas.values())
 
-    def find(self, given: bytes) -> Key | None:
+    def find(self, secret: bytes) -> Key | None:
         """The key that this is. Looks at all of them, however early it finds it."""
-        digest, found = _digest(given), None
+        digest, found = _digest(secret), None
         for one in (*self._own, *self._keys):
             if hmac.compare_digest(one.digest, digest):
                 found = one
@@ -174,18 +174,18 @@ def _check(name: str, line: _Line, file: str) -> None:
 
 
 def _digest_of(line: _Line, name: str, file: str) -> bytes:
-    given = [one for one in (line.key, line.sha256) if one is not None]
-    if len(given) != 1 or not given[0].strip():
+    secrets = [one for one in (line.key, line.sha256) if one is not None]
+    if len(secrets) != 1 or not secrets[0].strip():
         raise BadRequest(f"{name} needs either key or sha256", where=file)
     if line.sha256 is None:
-        return _digest(given[0].strip().encode())
+        return _digest(secrets[0].strip().encode())
     try:
-        made = bytes.fromhex(line.sha256.strip())
+        digest = bytes.fromhex(line.sha256.strip())
     except ValueError:
-        made = b""
-    if len(made) != hashlib.sha256().digest_size:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
         raise BadRequest(f"sha256 of {name} must be 64 hexadecimal digits", where=file)
-    return made
+    return digest
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""What of a request had no effect, told in the `Warning` header of its answer (RFC 7234, section 5.5: 299).
+"""What of a request had no effect, listed in the `Warning` header of its answer (RFC 7234, section 5.5: 299).
 
-The gate opens a list for each request; whoever reads the body adds to it. Knows no route.
+The gate opens a list for each request; what reads the body adds to it. Knows no route.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_TOLD = 20
-"""Names in one header; how many more there are is told as a number."""
+"""Names in one header; how many more there are is a number."""
 ELSEWHERE: dict[str, Any] = {
     "length_penalty": 1.0, "return_flat_raw_top_logprobs_b64": True, "mm_payload": "tensors",
     "routed_experts_start_len": 0, "routed_experts_prompt_start": 0, "embed_dtype": "float32",
@@ -31,12 +31,12 @@ class LeftOut:
 
     def header(self) -> bytes | None:
         """The header's value; None: nothing was left out."""
-        said = list(self.remarks)
+        parts = list(self.remarks)
         if self.fields:
             more = len(self.fields) - MOST_TOLD
             names = ", ".join(_plain(name) for name in self.fields[:MOST_TOLD])
-            said.append(f"unknown fields ignored: {names}" + (f" and {more} more" if more > 0 else ""))
-        return f'299 sglang-dsl "{"; ".join(said)}"'.encode() if said else None
+            parts.append(f"unknown fields ignored: {names}" + (f" and {more} more" if more > 0 else ""))
+        return f'299 sglang-dsl "{"; ".join(parts)}"'.encode() if parts else None
 
 
 _OF_REQUEST: ContextVar[LeftOut | None] = ContextVar("left_out", default=None)
@@ -44,9 +44,9 @@ _OF_REQUEST: ContextVar[LeftOut | None] = ContextVar("left_out", default=None)
 
 def open_list(ignore: bool) -> LeftOut:
     """Begin the list of the request that this task answers."""
-    made = LeftOut(ignore)
-    _OF_REQUEST.set(made)
-    return made
+    record = LeftOut(ignore)
+    _OF_REQUEST.set(record)
+    return record
 
 
 def says_nothing(value: Any) -> bool:

@@ -169,8 +169,8 @@ class Gate:
     ) -> None:
         if sent.status is not None:
             raise fault  # the answer is under way: the connection is cut, so that it cannot look complete
-        made = {**(headers or {}), **error_headers(fault)}
-        response: Response = json_response(self._shape(scope["path"])(fault), fault.status, made)
+        headers = {**(headers or {}), **error_headers(fault)}
+        response: Response = json_response(self._shape(scope["path"])(fault), fault.status, headers)
         await response(scope, receive, sent)
         forget_frames(fault)
 

@@ -41,8 +41,8 @@ class Peers:
 
     async def all(self, what: str, about: str, kind: type[T]) -> list[T]:
         """What the others answer, without those who have nothing."""
-        told = await asyncio.gather(*(self._ask(other, what, about) for other in self._others))
-        return [msgspec.msgpack.decode(one, type=kind) for one in told if one is not None]
+        answers = await asyncio.gather(*(self._ask(other, what, about) for other in self._others))
+        return [msgspec.msgpack.decode(one, type=kind) for one in answers if one is not None]
 
     async def first(self, what: str, about: str, kind: type[T]) -> T | None:
         """What any other has; None: nobody has it."""

@@ -125,11 +125,11 @@ class Quota(Client):
 
     def headers(self) -> dict[str, str]:
         """In the words of OpenAI's: x-ratelimit-limit-requests, -remaining-, -reset-; likewise tokens."""
-        made: dict[str, Any] = {}
+        headers: dict[str, Any] = {}
         with self._lock:
             now = self._clock()
             for name, bucket in self._buckets.items():
-                made[f"x-ratelimit-limit-{name}"] = bucket.limit
-                made[f"x-ratelimit-remaining-{name}"] = max(0, math.floor(bucket.level(now)))
-                made[f"x-ratelimit-reset-{name}"] = f"{bucket.wait_s(bucket.limit, now):.3f}s"
-        return {name: str(value) for name, value in made.items()}
+                headers[f"x-ratelimit-limit-{name}"] = bucket.limit
+                headers[f"x-ratelimit-remaining-{name}"] = max(0, math.floor(bucket.level(now)))
+                headers[f"x-ratelimit-reset-{name}"] = f"{bucket.wait_s(bucket.limit, now):.3f}s"
+        return {name: str(value) for name, value in headers.items()}

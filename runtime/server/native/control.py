@@ -225,9 +225,9 @@ def routes(ctx: ServerContext) -> list[Route]:
     ]
 
 
-def _configure_logging(told: str) -> bool:
+def _configure_logging(data: str) -> bool:
     """Of this process, as a ConfigureLogging in JSON says."""
-    asked = msgspec.json.decode(told, type=ConfigureLogging)
+    asked = msgspec.json.decode(data, type=ConfigureLogging)
     if asked.log_level is not None:
         logging.getLogger("runtime").setLevel(asked.log_level.upper())
     if asked.log_requests is not None:
@@ -279,9 +279,9 @@ class Control:
                 manager.abort(f"{rid}_", prefix=True)
         return json_response(Done(True))
 
-    def _abort_for_client(self, told: str) -> bool:
+    def _abort_for_client(self, data: str) -> bool:
         """Of what is waited for in this process, as an _OwnAbort in JSON says."""
-        asked = msgspec.json.decode(told, type=_OwnAbort)
+        asked = msgspec.json.decode(data, type=_OwnAbort)
         for rid in asked.rids:
             self._ctx.manager.abort(rid, client=asked.client)
             self._ctx.manager.abort(f"{rid}_", prefix=True, client=asked.client)
@@ -325,9 +325,9 @@ class Control:
         asked = await self._ctx.asked(request, ConfigureLogging)
         if asked.log_level not in (None, *LEVELS):
             raise BadRequest(f"must be one of {', '.join(LEVELS)}", where="log_level")
-        told = msgspec.json.encode(asked).decode()
-        _configure_logging(told)
-        await self._ctx.peers.all("configure_logging", told, bool)
+        data = msgspec.json.encode(asked).decode()
+        _configure_logging(data)
+        await self._ctx.peers.all("configure_logging", data, bool)
         return json_response(Done(True))
 
     async def set_state(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDe
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import WORDS
-from runtime.server.context import Q, ServerContext
+from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields, to_struct
 from runtime.server.http.errors import error_body, json_response
 from runtime.server.http.left_out import may_be_left_out
@@ -111,14 +111,14 @@ class Native:
 
     async def generate(self, request: Request) -> Response:
         body = await self._ctx.read(request, GenerateReqInput)
-        made, incremental = await self._ctx.made(body, self._generating)
-        if made.stream:
-            return self._ctx.event_stream(self._events(made, incremental))
-        if made.is_single:
-            return json_response(await self._ctx.while_connected(request, self._one(made)))
-        outcomes = await self._ctx.while_connected(request, self._ctx.manager.submit_batch(made))
+        req, incremental = await self._ctx.made(body, self._generating)
+        if req.stream:
+            return self._ctx.event_stream(self._events(req, incremental))
+        if req.is_single:
+            return json_response(await self._ctx.while_connected(request, self._one(req)))
+        outcomes = await self._ctx.while_connected(request, self._ctx.manager.submit_batch(req))
         raise_if_all_failed([outcome for outcome in outcomes if not isinstance(outcome, Aborted)])
-        rids = [made[index].rid for index in range(len(made))]
+        rids = [req[index].rid for index in range(len(req))]
         return json_response(
             [
                 _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
@@ -131,22 +131,15 @@ class Native:
         data = dict(known_fields(body, _GENERATE_FIELDS))
         data["sampling_params"] = _without_unknown(data.get("sampling_params"))
         incremental = self._incremental(data)
-        return self._whole(to_struct(data, GenerateReqInput)), incremental
+        return self._ctx.normalized(to_struct(data, GenerateReqInput)), incremental
 
-    def _whole(self, made: Q) -> Q:
-        """Normalised, and within the limits."""
-        made = self._ctx.with_deadline(made)
-        made.normalize_batch_and_arguments()
-        check_items(made, self._ctx)
-        return made
-
-    async def _one(self, made: GenerateReqInput) -> GenerateAnswer:
+    async def _one(self, req: GenerateReqInput) -> GenerateAnswer:
         try:
-            return answer_of(await self._ctx.manager.submit(made))
+            return answer_of(await self._ctx.manager.submit(req))
         except Aborted as fault:
             if fault.partial is None:
                 raise
-            return _failed(fault, made.rid)
+            return _failed(fault, req.rid)
 
     async def classify(self, request: Request) -> Response:
         if not self._ctx.model.architecture.endswith("ForSequenceClassification"):
@@ -157,13 +150,13 @@ class Native:
 
     async def encode(self, request: Request) -> Response:
         def embedding(data: dict[str, Any]) -> EmbeddingReqInput:
-            return self._whole(to_struct(known_fields(data, _ENCODE_FIELDS), EmbeddingReqInput))
+            return self._ctx.normalized(to_struct(known_fields(data, _ENCODE_FIELDS), EmbeddingReqInput))
 
-        made = await self._ctx.made(await self._ctx.read(request, EmbeddingReqInput), embedding)
-        outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(made))
+        req = await self._ctx.made(await self._ctx.read(request, EmbeddingReqInput), embedding)
+        outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(req))
         raise_if_all_failed(outputs)
         answers = [_vector(output) for output in outputs]
-        return json_response(answers[0] if made.is_single else answers)
+        return json_response(answers[0] if req.is_single else answers)
 
     def _incremental(self, data: dict[str, Any]) -> bool:
         """Whether the stream sends new text only, by the fields of `data` for it, which are taken out."""
@@ -175,10 +168,10 @@ class Native:
             wanted = wanted if value is None else value
         return wanted
 
-    async def _events(self, made: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
-        so_far = [None if incremental else SoFar() for _ in range(len(made))]
-        single = made.is_single
-        async with closing_stream(self._ctx.manager.stream_batch(made)) as outputs:
+    async def _events(self, req: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
+        so_far = [None if incremental else SoFar() for _ in range(len(req))]
+        single = req.is_single
+        async with closing_stream(self._ctx.manager.stream_batch(req)) as outputs:
             async for index, outcome in outputs:
                 place = None if single else index
                 match outcome:
@@ -187,7 +180,7 @@ class Native:
                     case RuntimeFault() if single:
                         raise outcome
                     case RuntimeFault():
-                        yield event(_failed(outcome, made[index].rid, place))
+                        yield event(_failed(outcome, req[index].rid, place))
                     case output:
                         yield _event(answer_of(output, place), output, so_far[index])
         yield DONE
@@ -263,17 +256,6 @@ def _event(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) ->
             name: answer.meta_info[name][output.replaced :] for name in PER_ITEM if name in answer.meta_info
         }
     return event(answer)
-
-
-def check_items(made: GenerateReqInput | EmbeddingReqInput, ctx: ServerContext) -> None:
-    """Raise BadRequest for more prompts times samples than one request may have."""
-    limit = ctx.config.max_batch_items
-    if len(made) > limit:
-        raise BadRequest(
-            f"{len(made)} prompts and samples in one request; at most {limit}",
-            where="text",
-            hint="send several requests, or start the server with a larger max_batch_items",
-        )
 
 
 def raise_if_all_failed(outcomes: Sequence[GenerateOutput | EmbeddingOutput | RuntimeFault]) -> None:

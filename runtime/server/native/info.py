@@ -168,12 +168,12 @@ class Info:
     async def _look(self) -> None:
         """Ask the scheduler; the answer comes through the detokeniser. Raises EngineDead."""
         try:
-            told = await self._asked(HealthReq(), self._ctx.config.health_timeout_s)
+            state = await self._asked(HealthReq(), self._ctx.config.health_timeout_s)
         except DeadlineExceeded:
             self._stuck = True
         else:
-            self._stuck, self._paused = False, told.get("paused")
-            self._released = bool(told.get("released"))
+            self._stuck, self._paused = False, state.get("paused")
+            self._released = bool(state.get("released"))
 
     async def health_generate(self, request: Request) -> Response:
         try:

@@ -94,9 +94,9 @@ class Introspection:
         raise_if_refused(answer)
         tree, tokenizer = answer.data, self._ctx.manager.tokenizer if client.sees_all else None
         if len(tree["nodes"]) <= DECODE_IN_PLACE:
-            shown = prefixes.told(tree, tokenizer)
+            shown = prefixes.with_texts(tree, tokenizer)
         else:
-            shown = await asyncio.to_thread(prefixes.told, tree, tokenizer)
+            shown = await asyncio.to_thread(prefixes.with_texts, tree, tokenizer)
         return json_response({**shown, "texts": client.sees_all})
 
     async def recent(self, request: Request) -> Response:

@@ -113,8 +113,8 @@ def _api(document: Mapping[str, Any]) -> str:
     for path, item in document["paths"].items():
         for method, operation in item.items():
             fields = _fields(operation, document["components"]["schemas"])
-            made = _operation(method.upper(), path, operation, fields)
-            tags.setdefault(operation["tags"][0], []).append(made)
+            shown = _operation(method.upper(), path, operation, fields)
+            tags.setdefault(operation["tags"][0], []).append(shown)
     parts = ['<p>The same as data: <a href="/openapi.json">/openapi.json</a>.</p>']
     for tag, operations in tags.items():
         parts += [f"<h2>{escape(tag)}</h2>", *operations]
@@ -132,10 +132,10 @@ def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[st
 
 def _operation(method: str, path: str, operation: Mapping[str, Any], fields: list[str]) -> str:
     names = [f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())]
-    told = [
+    rows = [
         f"<dt>{title}<dd>{', '.join(f'<code>{escape(one)}</code>' for one in listed)}"
         for title, listed in (("parameters", names), ("body", fields))
         if listed
     ]
     what = f"<code><b>{method}</b> {escape(path)}</code> {escape(operation['summary'])}"
-    return f"<details><summary>{what}</summary><dl>{''.join(told)}</dl></details>"
+    return f"<details><summary>{what}</summary><dl>{''.join(rows)}</dl></details>"

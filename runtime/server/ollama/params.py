@@ -88,18 +88,18 @@ def adapter_of(ctx: ServerContext, name: str) -> str | None:
 
 
 def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
-    """The words for sampling_params. Raises BadRequest, NotSupported."""
-    made: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": ROOM}
-    given = known_fields(
+    """The sampling_params of a body. Raises BadRequest, NotSupported."""
+    sampling: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": ROOM}
+    options = known_fields(
         body.options or {},
         {*_SAME, "num_predict", "seed", "repeat_penalty", *_OF_THE_MACHINE, *_FIXED},
         "options",
     )
-    for name, value in given.items():
+    for name, value in options.items():
         if says_nothing(value):
             continue
         if name in _SAME:
-            made[name] = value
+            sampling[name] = value
         elif name in _FIXED:
             if value != _FIXED[name]:
                 raise NotSupported(f"must be {_FIXED[name]}", where=f"options.{name}")
@@ -108,24 +108,24 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         elif not isinstance(value, (int, float)) or isinstance(value, bool):
             raise BadRequest(f"must be a number, got {json_type(value)}", where=f"options.{name}")
         elif name == "repeat_penalty":
-            made["repetition_penalty"] = value
+            sampling["repetition_penalty"] = value
         elif name == "num_predict" and value >= 0:
             # Ollama ends at the context's end, whatever was asked for.
-            made["max_new_tokens"] = value if value < ctx.model.context_length else ROOM
+            sampling["max_new_tokens"] = value if value < ctx.model.context_length else ROOM
         elif name == "seed" and value >= 0:
-            made["seed"] = value
+            sampling["seed"] = value
     if body.keep_alive is not None:
         remark("keep_alive has no effect: the model stays loaded")
     match body.format:
         case None | "":
             pass
         case "json":
-            made["json_schema"] = ANY_OBJECT
+            sampling["json_schema"] = ANY_OBJECT
         case {**schema}:
-            made["json_schema"] = schema
+            sampling["json_schema"] = schema
         case _:
             raise BadRequest('must be "json" or a JSON schema', where="format")
-    return made
+    return sampling
 
 
 NAMES = {
@@ -150,9 +150,9 @@ def thinking_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
     return made
 
 
-def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:
+def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Raises BadRequest with the place of what is wrong."""
-    return [_message(one, f"messages[{index}]") for index, one in enumerate(given)]
+    return [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
 
 
 def _message(one: Mapping[str, Any], where: str) -> Message:
@@ -197,8 +197,8 @@ def _call(call: Any, where: str) -> ToolCall:
         case {"function": {"name": str(name), **rest}}:
             arguments = rest.get("arguments") or {}
             identity = call.get("id")
-            told = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-            return ToolCall(name, told, identity if isinstance(identity, str) else None)
+            text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            return ToolCall(name, text, identity if isinstance(identity, str) else None)
         case _:
             raise BadRequest('must be {"function": {"name", "arguments"}}', where=where)
 

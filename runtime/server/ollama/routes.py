@@ -31,7 +31,6 @@ from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import EventStream, closing_stream
-from runtime.server.native.generate import check_items
 from runtime.server.ollama.params import (
     NAMES,
     OllamaChat,
@@ -135,15 +134,15 @@ def line(data: Any) -> bytes:
 
 
 def routes(ctx: ServerContext) -> list[Route]:
-    made = _Routes(ctx)
+    ollama = _Routes(ctx)
     return [
-        Route("/api/chat", made.chat, methods=["POST"]),
-        Route("/api/generate", made.generate, methods=["POST"]),
-        Route("/api/embed", made.embed, methods=["POST"]),
-        Route("/api/show", made.show, methods=["POST"]),
-        Route("/api/tags", made.tags, methods=["GET"]),
-        Route("/api/ps", made.tags, methods=["GET"]),
-        Route("/api/version", made.version, methods=["GET"]),
+        Route("/api/chat", ollama.chat, methods=["POST"]),
+        Route("/api/generate", ollama.generate, methods=["POST"]),
+        Route("/api/embed", ollama.embed, methods=["POST"]),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/tags", ollama.tags, methods=["GET"]),
+        Route("/api/ps", ollama.tags, methods=["GET"]),
+        Route("/api/version", ollama.version, methods=["GET"]),
     ]
 
 
@@ -179,10 +178,10 @@ class _Routes:
             part: dict[str, Any] = {"response": ""}
             if isinstance(body, OllamaChat):
                 part = {"message": {"role": "assistant", "content": ""}}
-            told = OllamaAnswer(
+            answer = OllamaAnswer(
                 model=body.model, created_at=_moment(self._ctx), done=True, done_reason="load", **part
             )
-            return json_response(told)
+            return json_response(answer)
         job = _Job(self._ctx, body, *asked)
         if body.stream:
             return EventStream(
@@ -191,8 +190,8 @@ class _Routes:
         return json_response(await self._ctx.while_connected(request, job.whole()))
 
     async def embed(self, request: Request) -> Response:
-        made = await self._ctx.admit(request, OllamaEmbed, lambda body: _vectors_of(self._ctx, body))
-        return json_response(await self._ctx.while_connected(request, _embedded(self._ctx, *made)))
+        model, req = await self._ctx.admit(request, OllamaEmbed, lambda body: _vectors_of(self._ctx, body))
+        return json_response(await self._ctx.while_connected(request, _embedded(self._ctx, model, req)))
 
     async def show(self, request: Request) -> Response:
         name = await self._ctx.admit(request, OllamaShow, lambda body: body.model or body.name)
@@ -277,8 +276,7 @@ def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput
         for name in ("system", "images"):
             if getattr(body, name):
                 raise BadRequest("needs a prompt that the chat template renders", where=name)
-        made = _request(ctx, body, sampling, text=body.prompt, suffix=body.suffix or None)
-        return made, ToolUse()
+        return _request(ctx, body, sampling, text=body.prompt, suffix=body.suffix or None), ToolUse()
     system = [Message("system", body.system)] if body.system else []
     user = Message("user", content_of(body.prompt, body.images, "images"))
     return _request(ctx, body, sampling, messages=conversation([*system, user])), ToolUse()
@@ -290,14 +288,14 @@ def _request(
     thinking = thinking_of(ctx, body)
     if "messages" not in prompt:
         thinking.pop("template_kwargs", None)
-    made = GenerateReqInput(
+    request = GenerateReqInput(
         sampling_params={**sampling, **shown_marks(ctx, bool(body.think) or None)},
         lora_path=adapter_of(ctx, body.model),
         stream=body.stream,
         **thinking,
         **prompt,
     )
-    return ready(ctx, made, NAMES)
+    return ready(ctx, request, NAMES)
 
 
 def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
@@ -305,16 +303,14 @@ def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingRe
     adapter = adapter_of(ctx, body.model)
     texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
     with mapped_errors({"text": "input"}):
-        made = ctx.with_deadline(EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter))
-        made.normalize_batch_and_arguments()
-        check_items(made, ctx)
-    return body.model, made
+        request = EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter)
+        return body.model, ctx.normalized(request)
 
 
-async def _embedded(ctx: ServerContext, model: str, made: EmbeddingReqInput) -> OllamaVectors:
+async def _embedded(ctx: ServerContext, model: str, request: EmbeddingReqInput) -> OllamaVectors:
     with mapped_errors({"text": "input"}):
         vectors, tokens, took = [], 0, 0.0
-        for outcome in await ctx.manager.embed(made):
+        for outcome in await ctx.manager.embed(request):
             if isinstance(outcome, RuntimeFault):
                 raise outcome
             vectors.append(outcome.embedding)
@@ -369,21 +365,21 @@ class _Job:
         end: bool = False,
         calls: list[dict[str, Any]] | None = None,
     ) -> OllamaAnswer:
-        made = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=end)
+        answer = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=end)
         if isinstance(self._body, OllamaChat):
-            made.message = {"role": "assistant", "content": text}
+            answer.message = {"role": "assistant", "content": text}
             if thought:
-                made.message["thinking"] = thought
+                answer.message["thinking"] = thought
             calls = _calls(reply) if calls is None and reply is not None else calls
             if calls:
-                made.message["tool_calls"] = calls
+                answer.message["tool_calls"] = calls
         else:
-            made.response = text
+            answer.response = text
             if thought:
-                made.thinking = thought
+                answer.thinking = thought
         if end and reply is not None:
-            _tell_end(made, reply.meta)
-        return made
+            _complete(answer, reply.meta)
+        return answer
 
 
 def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
@@ -398,16 +394,16 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _tell_end(made: OllamaAnswer, meta: Mapping[str, Any]) -> None:
+def _complete(answer: OllamaAnswer, meta: Mapping[str, Any]) -> None:
     reason = (meta.get("finish_reason") or {}).get("type", "stop")
     total, first = float(meta.get("e2e_latency") or 0.0), float(meta.get("first_token_latency") or 0.0)
-    made.done_reason = reason
-    made.total_duration = _nanoseconds(total)
-    made.load_duration = 0
-    made.prompt_eval_count = int(meta.get("prompt_tokens") or 0)
-    made.prompt_eval_duration = _nanoseconds(max(0.0, first - float(meta.get("queue_time") or 0.0)))
-    made.eval_count = int(meta.get("completion_tokens") or 0)
-    made.eval_duration = _nanoseconds(max(0.0, total - first))
+    answer.done_reason = reason
+    answer.total_duration = _nanoseconds(total)
+    answer.load_duration = 0
+    answer.prompt_eval_count = int(meta.get("prompt_tokens") or 0)
+    answer.prompt_eval_duration = _nanoseconds(max(0.0, first - float(meta.get("queue_time") or 0.0)))
+    answer.eval_count = int(meta.get("completion_tokens") or 0)
+    answer.eval_duration = _nanoseconds(max(0.0, total - first))
 
 
 def _nanoseconds(seconds: float) -> int:

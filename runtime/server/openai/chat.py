@@ -160,8 +160,8 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
         fields = with_logprobs(fields, body.top_logprobs or 0)
     if body.input_ids is not None:
         _check_ids(body)
-        made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return ready(ctx, made, names), ToolUse()
+        request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
+        return ready(ctx, request, names), ToolUse()
     history = messages_of(body.messages or [])
     use = _tools(ctx, body, history, fields["sampling_params"])
     fields["sampling_params"] |= use.sampling | shown_marks(ctx, _kept_apart(body))
@@ -179,8 +179,8 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
-    made = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return ready(ctx, made, names), use
+    request = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
+    return ready(ctx, request, names), use
 
 
 def _tools(
@@ -248,13 +248,13 @@ class ChatJob:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
         usage = usage_of(self._ctx, self._replies, 1)
-        made = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
+        completion = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
         first = self._replies[0]
         if self._body.return_token_ids:
-            made.prompt_token_ids = first.meta["prompt_token_ids"]
+            completion.prompt_token_ids = first.meta["prompt_token_ids"]
         if "prompt_logprobs" in (facts := prompt_facts_of(self._body, first)):
-            made.prompt_logprobs = facts["prompt_logprobs"]
-        return made
+            completion.prompt_logprobs = facts["prompt_logprobs"]
+        return completion
 
     def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
         reason, matched = self._finish(reply)

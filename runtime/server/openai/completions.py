@@ -126,8 +126,8 @@ class _Job:
         elif body.drawn > body.samples:
             fields["return_logprob"] = True
         self._names = names_of(body)
-        made = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._request = ready(ctx, made, self._names)
+        request = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
+        self._request = ready(ctx, request, self._names)
         self._replies = [ReplyParser() for _ in range(len(self._request))]
         vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {
@@ -206,8 +206,8 @@ class _Job:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
                 choice = self._choice(place_of(index, prompts, samples), reply, echoed)
-                told = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
-                if choice.text or choice.finish_reason or (told is not msgspec.UNSET and told):
+                tokens = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
+                if choice.text or choice.finish_reason or (tokens is not msgspec.UNSET and tokens):
                     shown = self._body.always_sends_usage
                     yield self._chunk([choice], self._usage() if shown else None)
         if self._body.tells_usage:
@@ -233,32 +233,32 @@ class _Logprobs:
     def new(self, output: OutputDelta, *, with_prompt: bool) -> dict[str, Any]:
         """The delta's tokens; before them the prompt's, where it is echoed. top_logprobs: null where none are
         asked for."""
-        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
-        made["top_logprobs"] = [] if self._top else None
+        lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
+        lists["top_logprobs"] = [] if self._top else None
         meta = output.meta
         if with_prompt:
-            self._add(made, meta.get("input_token_logprobs"), meta.get("input_top_logprobs"), 0)
-        self._add(made, meta.get("output_token_logprobs"), meta.get("output_top_logprobs"), output.replaced)
-        return made
+            self._add(lists, meta.get("input_token_logprobs"), meta.get("input_top_logprobs"), 0)
+        self._add(lists, meta.get("output_token_logprobs"), meta.get("output_top_logprobs"), output.replaced)
+        return lists
 
-    def _add(self, made: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
+    def _add(self, lists: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
         for at, (logprob, token, text) in enumerate((tokens or [])[first:], first):
             name, own = spelled(self._vocabulary, token, text)
-            made["tokens"].append(f"token_id:{token}" if self._as_ids else name)
-            made["token_logprobs"].append(logprob)
-            made["text_offset"].append(self._offset)
+            lists["tokens"].append(f"token_id:{token}" if self._as_ids else name)
+            lists["token_logprobs"].append(logprob)
+            lists["text_offset"].append(self._offset)
             self._offset += len(self._decoder.decode(own))
             if self._top:
                 top = tops[at] if tops and at < len(tops) else None
-                made["top_logprobs"].append(self._by_text(top) if top else None)
+                lists["top_logprobs"].append(self._by_text(top) if top else None)
 
     def _by_text(self, top: Sequence[Sequence[Any]]) -> dict[str, float]:
         """The likeliest tokens by their text; of several with one text the likeliest."""
-        made: dict[str, float] = {}
+        by_text: dict[str, float] = {}
         for logprob, token, text in top[: self._top]:
             name = f"token_id:{token}" if self._as_ids else spelled(self._vocabulary, token, text)[0]
-            made.setdefault(name, logprob)
-        return made
+            by_text.setdefault(name, logprob)
+        return by_text
 
 
 def _mean_logprob(reply: ReplyParser) -> float:

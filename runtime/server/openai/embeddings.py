@@ -19,7 +19,6 @@ from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
-from runtime.server.native.generate import check_items
 from runtime.server.openai.params import DEFAULT_MODEL, check_model, prompts_of
 
 
@@ -72,8 +71,8 @@ _WORDS = {"text": "input", "input_ids": "input"}
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def embeddings(request: Request) -> Response:
-        body, made = await ctx.admit(request, EmbeddingRequest, lambda body: (body, _request(ctx, body)))
-        return json_response(await ctx.while_connected(request, _answer(ctx, body, made)))
+        body, req = await ctx.admit(request, EmbeddingRequest, lambda body: (body, _request(ctx, body)))
+        return json_response(await ctx.while_connected(request, _answer(ctx, body, req)))
 
     return [Route("/v1/embeddings", embeddings, methods=["POST"])]
 
@@ -84,17 +83,14 @@ def _request(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingReqInput:
     fields = {name: value for name in ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip
     with mapped_errors(_WORDS):
-        made = ctx.with_deadline(
+        return ctx.normalized(
             EmbeddingReqInput(**prompts_of(body.input, "input"), lora_path=adapter, **fields)
         )
-        made.normalize_batch_and_arguments()
-        check_items(made, ctx)
-    return made
 
 
-async def _answer(ctx: ServerContext, body: EmbeddingRequest, made: EmbeddingReqInput) -> EmbeddingList:
+async def _answer(ctx: ServerContext, body: EmbeddingRequest, req: EmbeddingReqInput) -> EmbeddingList:
     with mapped_errors(_WORDS):
-        outputs = [_whole(outcome) for outcome in await ctx.manager.embed(made)]
+        outputs = [_whole(outcome) for outcome in await ctx.manager.embed(req)]
     data = [
         Embedding(index, _encoded(output.embedding, body.encoding_format))
         for index, output in enumerate(outputs)

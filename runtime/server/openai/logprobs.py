@@ -33,11 +33,11 @@ def prompt_entries(meta: Mapping[str, Any], top: int) -> list[dict[str, Any] | N
     """Of each token of the prompt {id: {logprob, rank, decoded_token}}: its own, and those of the `top`
     likeliest at its place. rank: 1 for the likeliest; null where it is none of them. The first token has
     none: null. The shape is vLLM's."""
-    made: list[dict[str, Any] | None] = []
+    entries: list[dict[str, Any] | None] = []
     tops = meta.get("input_top_logprobs") or ()
     for at, (logprob, token, text) in enumerate(meta.get("input_token_logprobs") or ()):
         if logprob is None:
-            made.append(None)
+            entries.append(None)
             continue
         ranked = list(tops[at] or ())[:top] if at < len(tops) else []
         found = {
@@ -45,8 +45,8 @@ def prompt_entries(meta: Mapping[str, Any], top: int) -> list[dict[str, Any] | N
             for rank, (value, one, name) in enumerate(ranked, 1)
         }
         found.setdefault(str(token), {"logprob": logprob, "rank": None, "decoded_token": text})
-        made.append(found)
-    return made
+        entries.append(found)
+    return entries
 
 
 def token_entries(
@@ -68,8 +68,8 @@ def token_entries(
     ]
 
 
-def _entry(vocabulary: Vocabulary, given: Sequence[Any], as_ids: bool) -> dict[str, Any]:
-    logprob, token, text = given
+def _entry(vocabulary: Vocabulary, entry: Sequence[Any], as_ids: bool) -> dict[str, Any]:
+    logprob, token, text = entry
     name, own = spelled(vocabulary, token, text)
     if as_ids:
         name = f"token_id:{token}"

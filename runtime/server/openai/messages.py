@@ -23,12 +23,12 @@ _FIELDS = frozenset(
 caches of providers. reasoning: another name of reasoning_content."""
 
 
-def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:
+def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The conversation. "developer" becomes "system", "function" becomes "tool": the older and newer names of
     one thing. Raises BadRequest with the place of what is wrong."""
-    if not given:
+    if not messages:
         raise BadRequest("is empty; a conversation has at least one message", where="messages")
-    return [_message(one, f"messages[{index}]") for index, one in enumerate(given)]
+    return [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
 
 
 def _message(one: Any, where: str) -> Message:
@@ -91,26 +91,26 @@ def _refusal_as_text(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
-    if given is None:
+def _calls(value: Any, where: str) -> tuple[ToolCall, ...]:
+    if value is None:
         return ()
-    if not isinstance(given, list):
-        raise BadRequest(f"must be a list, got {json_type(given)}", where=where)
-    made: list[ToolCall] = []
-    for index, call in enumerate(given):
+    if not isinstance(value, list):
+        raise BadRequest(f"must be a list, got {json_type(value)}", where=where)
+    calls: list[ToolCall] = []
+    for index, call in enumerate(value):
         match call:
             case {"function": {"name": str(name), **rest}, **outer}:
                 arguments = rest.get("arguments", "{}")
                 if not isinstance(arguments, str):
                     raise BadRequest("must be a string of JSON", where=f"{where}[{index}].function.arguments")
                 identity = outer.get("id")
-                made.append(ToolCall(name, arguments, identity if isinstance(identity, str) else None))
+                calls.append(ToolCall(name, arguments, identity if isinstance(identity, str) else None))
             case _:
                 raise BadRequest(
                     'must be {"id", "type": "function", "function": {"name", "arguments"}}',
                     where=f"{where}[{index}]",
                 )
-    return tuple(made)
+    return tuple(calls)
 
 
 def tools_of(
@@ -124,12 +124,12 @@ def tools_of(
         if kind == "named":
             raise BadRequest("Tools cannot be empty if tool choice is set to a specific tool.", where="tools")
         return None
-    made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    known = {tool["function"]["name"] for tool in made}
+    shown = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    known = {tool["function"]["name"] for tool in shown}
     for name in names or ():
         if name not in known:
             raise BadRequest(f"Tool '{name}' not found in tools list.", where="tool_choice")
-    return None if kind == "none" else made
+    return None if kind == "none" else shown
 
 
 def callable_tools(
@@ -168,8 +168,8 @@ def _choice(choice: Any) -> _Choice:
             )
 
 
-def _allowed(given: Mapping[Any, Any]) -> _Choice:
-    mode, tools = given.get("mode", "auto"), given.get("tools")
+def _allowed(allowed: Mapping[Any, Any]) -> _Choice:
+    mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
     if mode not in ("auto", "required"):
         raise BadRequest(f'mode must be "auto" or "required", got {mode!r:.80}', where="tool_choice")
     if not isinstance(tools, list) or not tools:

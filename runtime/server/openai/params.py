@@ -190,12 +190,12 @@ def new_ids_of(reply: ReplyParser) -> list[int]:
     return [] if reply.output is None else list(reply.output.output_ids[reply.output.replaced :])
 
 
-def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:
+def prompts_of(prompt: str | list[Any], where: str) -> dict[str, Any]:
     """{"text": ...} or {"input_ids": ...} of a text, ids, or a list of either. Raises BadRequest for a list
     of several kinds, naming `where`."""
-    match given:
+    match prompt:
         case str():
-            return {"text": given}
+            return {"text": prompt}
         case []:
             raise BadRequest("is empty", where=where)
         case [*items] if all(isinstance(item, str) for item in items):

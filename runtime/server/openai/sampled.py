@@ -120,7 +120,7 @@ def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], di
 
 def field_names_of(body: Sampled) -> FieldNames:
     """The runtime's names of fields -> this body's, where those differ. Raises BadRequest."""
-    names = dict(asked(body).words)
+    names = dict(asked(body).names)
     if body.request_id is not None and body.rid is None:
         names["rid"] = "request_id"
     if body.thinking_token_budget is not None and body.max_thinking_tokens is None:

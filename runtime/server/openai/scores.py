@@ -203,7 +203,7 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
     with mapped_errors(
         {"token_ids_logprob": "label_token_ids", "text": "items", "input_ids": "items", "rid": "request_id"}
     ):
-        made = ctx.with_deadline(
+        request = ctx.with_deadline(
             GenerateReqInput(
                 **_prompts(ctx, body),
                 sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
@@ -213,8 +213,8 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
                 **_named(body),
             )
         )
-        made.normalize_batch_and_arguments()
-        outcomes = await ctx.manager.submit_batch(made)
+        request.normalize_batch_and_arguments()
+        outcomes = await ctx.manager.submit_batch(request)
         scores, tokens = [], 0
         for outcome in outcomes:
             if isinstance(outcome, RuntimeFault):
@@ -231,22 +231,22 @@ def _prompts(ctx: ServerContext, body: ScoreRequest) -> dict[str, Any]:
     query, items = body.query, body.items
     match items:
         case str():
-            given: list[Any] = [items]
+            listed: list[Any] = [items]
         case [int(), *_]:
-            given = [items]
+            listed = [items]
         case list():
-            given = items
+            listed = items
         case _:
-            given = []
-    if not given:
+            listed = []
+    if not listed:
         raise BadRequest("is empty", where="items")
     if query is None:
         raise BadRequest("is missing", where="query")
     kind = str if isinstance(query, str) else list
-    if not all(isinstance(item, kind) for item in given):
+    if not all(isinstance(item, kind) for item in listed):
         raise BadRequest("query and items must be either all strings or all ids", where="items")
-    _check_work(ctx, len(given), len(query) * len(given) + sum(map(len, given)), "items")
-    wholes = [item + query if body.item_first else query + item for item in given]
+    _check_work(ctx, len(listed), len(query) * len(listed) + sum(map(len, listed)), "items")
+    wholes = [item + query if body.item_first else query + item for item in listed]
     return {"text" if kind is str else "input_ids": wholes}
 
 
@@ -284,14 +284,14 @@ async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
 
 def _side(body: ScoreRequest, *names: str) -> tuple[str, list[str]]:
     """The texts of one side, and the name they have in this body. Raises BadRequest."""
-    given = [name for name in names if getattr(body, name) is not None]
-    if len(given) != 1:
-        raise BadRequest("is missing" if not given else f"is given as {given[1]}, too", where=names[0])
-    value = getattr(body, given[0])
+    present = [name for name in names if getattr(body, name) is not None]
+    if len(present) != 1:
+        raise BadRequest("is missing" if not present else f"is given as {present[1]}, too", where=names[0])
+    value = getattr(body, present[0])
     texts = [value] if isinstance(value, str) else list(value)
     if not texts:
-        raise BadRequest("is empty", where=given[0])
-    return given[0], texts
+        raise BadRequest("is empty", where=present[0])
+    return present[0], texts
 
 
 async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
@@ -381,10 +381,10 @@ async def _compared(
 async def _embedded(
     ctx: ServerContext, body: Scoring, texts: list[Any], adapter: str | None, **more: Any
 ) -> tuple[list[list[float]], int]:
-    made = ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=adapter, **_named(body), **more))
-    made.normalize_batch_and_arguments()
+    request = ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=adapter, **_named(body), **more))
+    request.normalize_batch_and_arguments()
     vectors, tokens = [], 0
-    for outcome in await ctx.manager.embed(made):
+    for outcome in await ctx.manager.embed(request):
         if isinstance(outcome, RuntimeFault):
             raise outcome
         vectors.append(outcome.embedding)
@@ -429,9 +429,9 @@ def _named(body: Scoring) -> dict[str, Any]:
     """Fields of a request that are the same for all its items."""
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
-    made = {name: value for name in ("priority", "timeout_s") if (value := getattr(body, name)) is not None}
+    fields = {name: value for name in ("priority", "timeout_s") if (value := getattr(body, name)) is not None}
     named = body.rid or body.request_id
-    return {**made, "rid": named} if named else made
+    return {**fields, "rid": named} if named else fields
 
 
 def _check_work(ctx: ServerContext, number: int, size: int, where: str) -> None:

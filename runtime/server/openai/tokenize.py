@@ -80,10 +80,10 @@ OPENAPI: dict[str, Operation] = {
 
 
 def routes(ctx: ServerContext) -> list[Route]:
-    made = TokenRoutes(ctx)
+    tokens = TokenRoutes(ctx)
     return [
-        *(Route(path, made.tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
-        *(Route(path, made.detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
+        *(Route(path, tokens.tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
+        *(Route(path, tokens.detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
     ]
 
 
