@@ -1,4 +1,4 @@
-"""Where kernels can run, and what the interpreter needs otherwise. Imports no Triton."""
+"""Which devices can run kernels, and copies between host and device. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton decides it, too, when a kernel is defined. Then a dot product of bfloat16 is wrong: operands are
-widened first (constexpr WIDEN)."""
+"""Triton reads the variable as well, when a kernel is defined. The interpreter's dot product of bfloat16 is
+wrong, so operands are widened first (constexpr WIDEN)."""
 
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
@@ -25,29 +25,30 @@ def compiled(device: torch.device) -> bool:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a block of threads can have; 0 where that is not known."""
+    """Bytes of shared memory that a thread block can use; 0 if unknown."""
     if device.type != "cuda":
         return 0
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def stages(most: int, loads: int, operands: int, device: torch.device) -> int:
-    """num_stages of a loop: at most `most`, at least 2. The loads of all stages but one, of so many bytes
-    each, and the operands of a product fit into the shared memory of a block."""
+    """num_stages of a loop: at most `most`, at least 2. The loads (`loads` bytes each) of all stages but one,
+    and the operands of a product, must fit into a block's shared memory."""
     if not (shared := shared_memory(device)):
         return most
     return max(2, min(most, 1 + (shared - operands) // loads))
 
 
 def to_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """On `device`; the host does not wait for what is queued there."""
+    """A copy on `device`; the host does not wait for queued work."""
     if device.type != "cuda":
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(numbers: Tensor) -> Callable[[], Tensor]:
-    """Starts a copy to the host; what this gives waits for it, not for what is queued behind it."""
+    """Start a copy to the host. The returned function waits for the copy, but not for work queued after
+    it."""
     if numbers.device.type != "cuda":
         return lambda: numbers
     there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -63,10 +64,10 @@ def to_host(numbers: Tensor) -> Callable[[], Tensor]:
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is not below `number`, which is at least 1."""
+    """The smallest power of two that is at least `number` (which is at least 1)."""
     return 1 << (number - 1).bit_length()
 
 
 def warps(block: int) -> int:
-    """How many warps share a row of so many elements: some eight elements for each of their threads."""
+    """How many warps share a row of `block` elements: about eight elements per thread."""
     return min(16, max(1, block // 256))

@@ -1,6 +1,5 @@
-"""A matrix times one row: decoding one sequence reads all weights for one product each, and nothing but
-memory counts. Libraries split products of one row, and add them up in a second kernel; this one streams.
-"""
+"""A matrix times one row. Decoding one sequence reads every weight for a single product, so only memory
+bandwidth counts. Libraries split such products and add the parts in a second kernel; this one streams."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from torch import Tensor
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [1, inputs], weight [outputs, inputs], a row's numbers side by side; bias [outputs] or None
-    -> [1, outputs]. Sums in float32."""
+    """x [1, inputs], weight [outputs, inputs] with contiguous rows, bias [outputs] or None -> [1, outputs].
+    Sums are in float32."""
     outputs, inputs = weight.shape
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     columns, depth, warps = _launch(outputs, inputs)
@@ -24,7 +23,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _launch(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """Columns and depth of what is read at once, warps."""
+    """Columns and depth of a block, and warps."""
     return (4, 2048, 8) if inputs >= 2048 else (8, 512, 4)  # as fast as any on an H100
 
 
@@ -41,17 +40,17 @@ def _gemv(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, DEPTH)
     here = weight + column[:, None].to(tl.int64) * stride + at[None, :]
-    made = tl.zeros([COLUMNS, DEPTH], tl.float32)
+    acc = tl.zeros([COLUMNS, DEPTH], tl.float32)
     for first in range(0, inputs, DEPTH):
         if WHOLE:
-            numbers, given = tl.load(here + first), tl.load(x + first + at)
+            numbers, inputs_part = tl.load(here + first), tl.load(x + first + at)
         else:
             inside = first + at < inputs
             real = (column < outputs)[:, None] & inside[None, :]
             numbers = tl.load(here + first, mask=real, other=0.0)
-            given = tl.load(x + first + at, mask=inside, other=0.0)
-        made += numbers.to(tl.float32) * given.to(tl.float32)[None, :]
-    total = tl.sum(made, 1)
+            inputs_part = tl.load(x + first + at, mask=inside, other=0.0)
+        acc += numbers.to(tl.float32) * inputs_part.to(tl.float32)[None, :]
+    total = tl.sum(acc, 1)
     if BIAS:
         total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
     tl.store(out + column, total.to(out.dtype.element_ty), mask=column < outputs)

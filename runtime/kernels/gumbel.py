@@ -1,10 +1,9 @@
-"""Gumbel noise by a hash, and the draw that it makes: the column whose score / temperature + noise is
-greatest.
+"""Gumbel noise from a hash, and the draw with it: the column with the highest score / temperature + noise.
 
-Noise is a pure function of a key and of a token's id, so that a draw depends on that token's score and the
-next best one's alone: there are no borders of a cumulative sum for rounding to move. Each operation is
-rounded to float32 by itself (no fused multiply-add), so that numpy and torch here, gumbel.h and the Triton
-kernel in sampling.py give the same bits. Imports no Triton.
+The noise is a pure function of a key and a token id. So a draw depends only on the scores of that token and
+the runner-up: there is no cumulative sum whose borders rounding could move. Each operation is rounded to
+float32 by itself (no fused multiply-add), so that numpy and torch here, gumbel.h and the Triton kernel in
+sampling.py give the same bits. Imports no Triton.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ from runtime.kernels.native.library import library
 
 ID_FACTOR = 0x9E3779B1  # 2^32 / golden ratio
 FACTORS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 0x2C1B3C6D), (15, 0x297A2D39))
-"""x ^= x >> shift, x *= factor, in turn; the key's upper half is added after the first two."""
+"""For each pair: x ^= x >> shift, x *= factor. The key's upper half is added after the first two pairs."""
 LN2 = 0.693147182464599609375
 SERIES = (
     0.09004202485084534, -0.14257794618606567, 0.14806459844112396, -0.16575047373771667, 0.19973105192184448,
     -0.25001609325408936, 0.33333659172058105, -0.4999999403953552,
 )  # fmt: skip
-"""log(1 + f) = f + f^2 * (the polynomial with these coefficients, the highest first), fitted for f between
-sqrt(1/2) - 1 and sqrt(2) - 1; 1.3e-7 off at most, relative to it."""
-SQRT_HALF = 0x3F3504F3  # its bits
+"""log(1 + f) = f + f^2 * (the polynomial with these coefficients, highest power first), fitted for f between
+sqrt(1/2) - 1 and sqrt(2) - 1. The relative error is at most 1.3e-7."""
+SQRT_HALF = 0x3F3504F3  # the bits of sqrt(1/2)
 NEAR = 0.25
 MOST = 22.25
-"""No noise is more: 32 * LN2 is the most."""
+"""An upper bound of the noise, whose maximum is 32 * LN2."""
 _AT_ONCE = 1 << 14
 Numbers: TypeAlias = Any
-"""An array of numpy's or a tensor."""
+"""A numpy array or a tensor."""
 log = logging.getLogger(__name__)
 
 
 def halves(keys: Sequence[int]) -> npt.NDArray[np.int32]:
-    """64 bits each -> [rows, 2], the lower half first."""
+    """64-bit keys -> [rows, 2], the lower half first."""
     return np.array(keys, dtype=np.uint64).view(np.int32).reshape(-1, 2)
 
 
 def gumbel(keys: Numbers, ids: Numbers) -> Numbers:
-    """keys [rows, 2] int32, ids [ids] or [rows, ids] int32 -> float32 [rows, ids], between -3.2 and MOST.
-    Arrays, or tensors of one device."""
+    """keys [rows, 2] int32, ids [ids] or [rows, ids] int32 -> noise float32 [rows, ids], between -3.2 and
+    MOST. Both are arrays, or tensors on one device."""
     return _noise(_random(keys, ids))
 
 
@@ -57,10 +56,12 @@ def draw(
     scores: Tensor, temperature: float, key: int, best: int, ids: Tensor | None = None,
     weights: Tensor | None = None, least: float = 0.0,
 ) -> int:  # fmt: skip
-    """scores [columns] float32 on the CPU, side by side; best: the first of the greatest ones, which is
-    finite. ids [columns] int64: which token each column is, ascending; None: its own number. weights
-    [columns] float32: only columns of at least `least` are drawn, as the best is. Of columns that draw alike,
-    the first."""
+    """Draw a column of scores [columns], float32 on the CPU and contiguous.
+
+    best: the first column with the highest score, which must be finite. ids [columns] int64: the token of
+    each column, ascending; None: the column's index. weights [columns] float32: only columns of weight
+    `least` or more can be drawn; `best` must be one of them. If several columns tie, the first is drawn.
+    """
     return (_native() or _plain_draw)(scores, temperature, key, best, ids, weights, least)
 
 
@@ -69,7 +70,7 @@ Draw: TypeAlias = Callable[[Tensor, float, int, int, Tensor | None, Tensor | Non
 
 @functools.cache
 def _native() -> Draw | None:
-    """By the compiled library, if it draws alike."""
+    """The compiled library's draw, if it gives the same results as numpy."""
     if (native := library()) is None:
         return None
     call = native.draw
@@ -87,8 +88,8 @@ def _native() -> Draw | None:
 
     scores = torch.arange(300) % 7 / 4.0
     for key in (5, 6 << 40, (1 << 64) - 1):
-        given = (scores, 0.7, key, 6, None, scores, 0.5)
-        if native_draw(*given) != _plain_draw(*given):
+        arguments = (scores, 0.7, key, 6, None, scores, 0.5)
+        if native_draw(*arguments) != _plain_draw(*arguments):
             log.warning("%s draws otherwise on this machine, numpy takes its place", native.path)
             return None
     return native_draw
@@ -111,7 +112,7 @@ def _plain_draw(
             continue
         own = np.arange(first, first + len(relative)) if tokens is None else tokens[some]
         bits = _random(keys, own.astype(np.int32))[0]
-        # An exponential variate is no less than its share, whose bits are no more than its logarithm.
+        # An upper bound: an exponential variate is at least its share, whose bits bound its logarithm.
         most = _bits(_share(bits)) * np.float32(-LN2 / (1 << 23)) + np.float32(127 * LN2 + 0.01) + relative
         able = np.flatnonzero(most >= top)
         if len(able):
@@ -123,12 +124,12 @@ def _plain_draw(
 
 
 def _signed(number: int) -> int:
-    """The int32 of the same bits."""
+    """The int32 with the same bits."""
     return number - (1 << 32) if number >= 1 << 31 else number
 
 
 def _shifted(x: Numbers, count: int) -> Numbers:
-    """Filled up with zeros."""
+    """A logical shift to the right."""
     return (x >> count) & ((1 << (32 - count)) - 1)
 
 
@@ -146,7 +147,7 @@ def _where(condition: Numbers, yes: Numbers, no: Numbers) -> Numbers:
 
 
 def _random(keys: Numbers, ids: Numbers) -> Numbers:
-    """31 bits each."""
+    """31 random bits for each key and id."""
     x = ids * _signed(ID_FACTOR) + keys[:, :1]
     for turn, (shift, factor) in enumerate(FACTORS):
         if turn == 2:
@@ -160,7 +161,7 @@ def _share(bits: Numbers) -> Numbers:
 
 
 def _noise(bits: Numbers) -> Numbers:
-    # An exponential variate is -log(1 - share): near 0 by its series, for its relative precision decides.
+    # An exponential variate is -log(1 - share); near 0 by the series, which keeps the relative precision.
     share = _share(bits)
     fraction, power = _parts(_share(0x7FFFFFFF - bits))
     near = share < NEAR

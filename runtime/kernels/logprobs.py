@@ -1,4 +1,4 @@
-"""Log-probabilities of single ids, without the [rows, vocab] table of all of them."""
+"""Log-probabilities of single ids, without the whole [rows, vocab] table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BLOCK = 4096
 
 
 def gather_logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [rows, vocab] float32, a row's numbers side by side; ids [rows, wanted] -> log p of each id
-    [rows, wanted], and log-sum-exp [rows], float32; NaN where a row has NaN or infinity."""
+    """logits [rows, vocab] float32 with contiguous rows, ids [rows, columns] -> log-probabilities [rows,
+    columns] and log-sum-exp [rows], both float32. They are NaN for a row with NaN or infinity."""
     rows, vocab = logits.shape
-    wanted = ids.shape[1]
-    out = torch.empty(rows, wanted, dtype=torch.float32, device=logits.device)
+    columns = ids.shape[1]
+    out = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
     total = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _gather[(rows,)](
-        logits, ids.contiguous(), out, total, logits.stride(0), vocab, wanted,
-        BLOCK=min(BLOCK, power_of_two(vocab)), WANTED=power_of_two(max(1, wanted)), num_warps=16,
+        logits, ids.contiguous(), out, total, logits.stride(0), vocab, columns,
+        BLOCK=min(BLOCK, power_of_two(vocab)), WANTED=power_of_two(max(1, columns)), num_warps=16,
     )  # fmt: skip
     return out, total
 
@@ -32,7 +32,7 @@ def plain_gather_logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _gather(logits, ids, out, totals, stride, vocab, wanted, BLOCK: tl.constexpr, WANTED: tl.constexpr):
+def _gather(logits, ids, out, totals, stride, vocab, columns, BLOCK: tl.constexpr, WANTED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     lane = tl.arange(0, BLOCK)
@@ -40,17 +40,17 @@ def _gather(logits, ids, out, totals, stride, vocab, wanted, BLOCK: tl.constexpr
     total, least = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in tl.range(0, vocab, BLOCK, num_stages=3):
         at = first + lane
-        found = tl.load(logits + at, mask=at < vocab, other=-3.4028234663852886e38)
-        # One exp for each: either what is there counts less from now on, or what is found does.
-        more = found - most
+        values = tl.load(logits + at, mask=at < vocab, other=-3.4028234663852886e38)
+        # One exp for each: it scales down either the sum so far or the new value.
+        more = values - most
         share = tl.exp(-tl.abs(more))
         total = tl.where(more > 0, total * share + 1.0, total + share)
-        most, least = tl.maximum(most, found), tl.minimum(least, found)
+        most, least = tl.maximum(most, values), tl.minimum(least, values)
     best = tl.max(most, 0)
     whole = best + tl.log(tl.sum(total * tl.exp(most - best), 0))  # NaN of NaN and of infinity above
     whole = tl.where(tl.min(least, 0) == -float("inf"), float("nan"), whole)
-    place = tl.arange(0, WANTED)
-    token = tl.load(ids + row * wanted + place, mask=place < wanted, other=0)
-    picked = tl.load(logits + token, mask=place < wanted, other=0.0)
-    tl.store(out + row * wanted + place, picked - whole, mask=place < wanted)
+    column = tl.arange(0, WANTED)
+    token = tl.load(ids + row * columns + column, mask=column < columns, other=0)
+    picked = tl.load(logits + token, mask=column < columns, other=0.0)
+    tl.store(out + row * columns + column, picked - whole, mask=column < columns)
     tl.store(totals + row, whole)

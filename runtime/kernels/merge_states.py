@@ -1,5 +1,5 @@
-"""What a token got from several tiles, made one by log-sum-exp (cascade attention's merge, arXiv
-2501.01005)."""
+"""Merge a token's partial attention results from several tiles by log-sum-exp (cascade attention's merge,
+arXiv 2501.01005)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ AT_ONCE = 8  # partial results
 
 
 def merge_states(states: States, of: Tensor, ends: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
-    """of int32: indices of partial results, those of a token side by side, the first token's first; ends
-    int32 [tokens + 1]: where each token's begin, and the last one's end. out [tokens, heads, head_dim] is
-    filled where a token has any. sinks: [heads] float32 logits that join each softmax and add nothing."""
+    """Fill out [tokens, heads, head_dim] for every token with partial results.
+
+    of int32: indices of partial results, grouped by token in order. ends int32 [tokens + 1]: the index at
+    which each token's group begins, and the end of the last one. sinks: [heads] float32 logits that take part
+    in each softmax and add no value.
+    """
     heads, dim = out.shape[1:]
     block_d = power_of_two(dim)
     _merge[(out.shape[0], heads)](
@@ -57,7 +60,7 @@ def _merge(
         if SINKS:
             most = tl.load(sinks + head) * 1.4426950408889634
             total += 1.0
-        made = tl.zeros([BLOCK_D], tl.float32)
+        acc = tl.zeros([BLOCK_D], tl.float32)
         for begin in range(first, last, PARTS):
             index = begin + tl.arange(0, PARTS)
             real = index < last
@@ -69,8 +72,8 @@ def _merge(
             base = tl.where(now == -float("inf"), 0.0, now)
             kept, weight = tl.exp2(most - base), tl.exp2(part - base)
             total = total * kept + tl.sum(weight, 0)
-            made = made * kept + tl.sum(value * weight[:, None], 0)
+            acc = acc * kept + tl.sum(value * weight[:, None], 0)
             most = now
-        made = made / tl.where(total == 0.0, 1.0, total)
-        place = out + (token.to(tl.int64) * heads + head) * dim + d
-        tl.store(place, made.to(out.dtype.element_ty), mask=d < dim)
+        acc = acc / tl.where(total == 0.0, 1.0, total)
+        target = out + (token.to(tl.int64) * heads + head) * dim + d
+        tl.store(target, acc.to(out.dtype.element_ty), mask=d < dim)

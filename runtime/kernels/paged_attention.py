@@ -1,14 +1,14 @@
-"""Attention of tiles: a few queries against a stretch of keys that lie in any slots of the pool.
+"""Attention of tiles: a few queries against a range of keys that lie in any slots of the pool.
 
-One kernel for all there is to attend to, because what differs is only which queries meet which keys, and that
-is data, made once per pass (runtime.attention.tiles):
+One kernel serves all cases. They differ only in which queries meet which keys, and that is data, computed
+once per pass (runtime.attention.tiles):
 
 - decoding: a tile is one token against a split of its context (split-KV, as in Flash-Decoding);
 - extending: tokens of one row against its cached context and one another;
 - a shared prefix: tokens of many rows against keys that are the same for all, read once (cascade inference).
 
 The query heads that read one key head are packed into a tile's rows, so that keys are read once for all of
-them. What a token gets from several tiles is merged by log-sum-exp (merge_states.py). Online softmax as in
+them. A token's results from several tiles are merged by log-sum-exp (merge_states.py). Online softmax as in
 FlashAttention (arXiv 2205.14135), in float32.
 """
 
@@ -25,15 +25,15 @@ from torch import Tensor
 from runtime.kernels.device import INTERPRETED, power_of_two
 
 FIELDS = 6
-"""Of a tile, int32: first of its queries in Tiles.queries, how many; first of its keys in Tiles.slots, how
-many, the first one's position; the first of the partial results it writes, or -1: it writes the result
-itself."""
+"""int32 fields of a tile: the start and count of its queries in Tiles.queries; the start and count of its
+keys in Tiles.slots and the first one's position; the index of its first partial result, or -1 if it writes
+the result itself."""
 LOG2_E = math.log2(math.e)
 
 
 class Tiles(NamedTuple):
-    """fields [tiles, FIELDS]; queries: indices of tokens; positions: of each token; slots: of keys. All
-    int32. A tile of no queries does nothing."""
+    """fields [tiles, FIELDS]; queries: token indices; positions: of each token; slots: of keys. All int32. A
+    tile without queries does nothing."""
 
     fields: Tensor
     queries: Tensor
@@ -42,9 +42,9 @@ class Tiles(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How scores are made: (q k) * scale, then cap * tanh(scores / cap) where a softcap is given; keys that
-    are `window` or more positions back are not seen. sinks: [heads] float32 logits that join each softmax
-    and add nothing; applied here to tiles that write the result itself."""
+    """scores = (q k) * scale, then cap * tanh(scores / cap) if there is a softcap. Keys `window` or more
+    positions back are not seen. sinks: [heads] float32 logits that take part in each softmax and add no
+    value; applied here by tiles that write the result itself."""
 
     scale: float
     softcap: float | None = None
@@ -53,7 +53,7 @@ class Form(NamedTuple):
 
 
 class States(NamedTuple):
-    """Partial results [partials, heads, head_dim] and their log-sum-exp, base 2, [partials, heads];
+    """Partial results [partials, heads, head_dim] and their log-sum-exp in base 2 [partials, heads];
     float32."""
 
     values: Tensor
@@ -66,9 +66,8 @@ class States(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How a program's rows are used: how many query heads of its key head it takes, and rows of the two kinds
-    of tiles. Wide heads (latent attention: one key head of 576 numbers for 128 query heads) leave room for
-    few."""
+    """How the rows of a program are used: query heads per key head, and rows of narrow and of wide tiles.
+    Wide heads (latent attention: one key head of 576 numbers for 128 query heads) leave space for few."""
 
     heads: int
     narrow: int
@@ -82,7 +81,7 @@ class Shape(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Keys that are looked at together, warps, and stages of loads under way."""
+    """Keys per iteration, warps, and the number of load stages."""
 
     keys: int
     warps: int
@@ -90,12 +89,12 @@ class Launch(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, head_dim: int, dtype: torch.dtype) -> Launch:
-        """As fast as any on an H100, of those that shared memory has room for."""
+        """The fastest on an H100 among those that fit into shared memory."""
         block = max(16, power_of_two(head_dim))
-        if dtype == torch.float32:  # no tensor cores: products are written out, and take long to compile
+        if dtype == torch.float32:  # no tensor cores: products are unrolled, and slow to compile
             return cls(32 if rows <= 16 else 16, 8 if rows * block >= 1 << 13 else 4, 1)
         keys = 64 if block <= 128 else max(16, 8192 // block)
-        if rows == 16 and block <= 128:  # one token of a row, for which only reading counts
+        if rows == 16 and block <= 128:  # decoding one token: only memory bandwidth counts
             keys = 128
         return cls(keys, 8 if rows * block >= 1 << 14 else 4, 2 if block <= 256 else 1)
 
@@ -104,9 +103,9 @@ def attend_tiles(
     qkv: Tensor, pool: Tensor, tiles: Tiles, form: Form, out: Tensor, states: States, rows: int
 ) -> None:
     """qkv [tokens, heads + 2 * kv_heads, head_dim], query heads first; pool [slots, 2 * kv_heads, head_dim],
-    key heads first; both with a token's numbers side by side. Fills out [tokens, heads, head_dim] or
-    `states`, as each tile says. rows: of these tiles, narrow or wide as in Shape; they hold a tile's queries
-    times Shape.heads."""
+    key heads first; the numbers of a token are contiguous in both. Fills out [tokens, heads, head_dim] or
+    `states`, as each tile's fields say. rows: of these tiles, narrow or wide as in Shape; a tile has at most
+    rows / Shape.heads queries."""
     kv_heads, dim = pool.shape[1] // 2, pool.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
     part = Shape.of(heads // kv_heads, dim).heads
@@ -124,24 +123,28 @@ def attend_tiles(
 
 @triton.jit
 def _see(
-    most, total, made, q, at, pool, slots, start, key_count, first_position, slot_stride, scale, softcap,
+    most, total, acc, q, at, pool, slots, start, key_count, first_position, slot_stride, scale, softcap,
     window, KV_HEADS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """What rows have seen, and the keys from `start` on: greatest score, sum of weights, weighted values."""
+    """Add the keys from `start` on to the online softmax: the greatest score, the sum of weights and the
+    weighted values of each row."""
     key, d = start + tl.arange(0, KEYS), tl.arange(0, BLOCK_D)
     there, in_head = key < key_count, d < DIM
     if MASKED:
         slot = tl.load(slots + key, mask=there, other=0).to(tl.int64)
     else:
         slot = tl.load(slots + key).to(tl.int64)
-    place = pool + slot * slot_stride
-    k_place, v_place = place[None, :] + d[:, None], place[:, None] + KV_HEADS * DIM + d[None, :]
+    row_pointer = pool + slot * slot_stride
+    k_pointer, v_pointer = (
+        row_pointer[None, :] + d[:, None],
+        row_pointer[:, None] + KV_HEADS * DIM + d[None, :],
+    )
     if MASKED or DIM < BLOCK_D:
-        k = tl.load(k_place, mask=there[None, :] & in_head[:, None], other=0.0)
-        v = tl.load(v_place, mask=there[:, None] & in_head[None, :], other=0.0)
+        k = tl.load(k_pointer, mask=there[None, :] & in_head[:, None], other=0.0)
+        v = tl.load(v_pointer, mask=there[:, None] & in_head[None, :], other=0.0)
     else:
-        k, v = tl.load(k_place), tl.load(v_place)
+        k, v = tl.load(k_pointer), tl.load(v_pointer)
     scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
     if CAPPED:
         # tanh; exact at both ends, where exp gives 0 or infinity.
@@ -156,13 +159,13 @@ def _see(
             seen = seen & (of[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
     now = tl.maximum(most, tl.max(scores, 1))
-    # Of a row that has seen nothing yet: any finite number serves.
+    # A row that has seen no key yet: any finite number will do.
     base = tl.where(now == -float("inf"), 0.0, now) if MASKED else now
     weights = tl.exp2(scores - base[:, None])
     kept = tl.exp2(most - base)
     total = total * kept + tl.sum(weights, 1)
-    made = made * kept[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
-    return now, total, made
+    acc = acc * kept[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    return now, total, acc
 
 
 @triton.jit
@@ -187,50 +190,50 @@ def _attend(
         real, in_head = (mine < count) & (in_group < GROUP), d < DIM
         token = tl.load(queries + first_query + mine, mask=real, other=0).to(tl.int64)
         at = tl.load(positions + token, mask=real, other=0)
-        q_place = qkv + token[:, None] * qkv_stride + (head * DIM)[:, None] + d[None, :]
-        q = tl.load(q_place, mask=real[:, None] & in_head[None, :], other=0.0)
+        q_pointer = qkv + token[:, None] * qkv_stride + (head * DIM)[:, None] + d[None, :]
+        q = tl.load(q_pointer, mask=real[:, None] & in_head[None, :], other=0.0)
         if WIDEN:
             q = q.to(tl.float32)
         most = tl.full([ROWS], -float("inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        made = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
         pool += kv_head * DIM
         first_slot = slots + first_key
         whole = 0
         if ROWS > 16 and not (WINDOWED or WIDEN):
-            # Up to there all rows see all keys, and none need be masked.
+            # Up to `whole` every row sees every key: no mask is needed.
             lowest = tl.min(tl.where(real, at, 2147483647), 0)
             whole = tl.maximum(tl.minimum(lowest + 1 - first_position, key_count), 0) // KEYS * KEYS
             for start in range(0, whole, KEYS):
-                most, total, made = _see(
-                    most, total, made, q, at, pool, first_slot, start, key_count, first_position, slot_stride,
+                most, total, acc = _see(
+                    most, total, acc, q, at, pool, first_slot, start, key_count, first_position, slot_stride,
                     scale, softcap, window, KV_HEADS, DIM, KEYS, BLOCK_D, CAPPED, WINDOWED, False,
                 )  # fmt: skip
         for start in range(whole, key_count, KEYS):
-            most, total, made = _see(
-                most, total, made, q, at, pool, first_slot, start, key_count, first_position, slot_stride,
+            most, total, acc = _see(
+                most, total, acc, q, at, pool, first_slot, start, key_count, first_position, slot_stride,
                 scale, softcap, window, KV_HEADS, DIM, KEYS, BLOCK_D, CAPPED, WINDOWED, True,
             )  # fmt: skip
         if SINKS and target < 0:
             sink = tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634
             now = tl.maximum(most, sink)
             kept = tl.exp2(most - now)
-            total, made, most = total * kept + tl.exp2(sink - now), made * kept[:, None], now
-        made = made / tl.where(total == 0.0, 1.0, total)[:, None]
+            total, acc, most = total * kept + tl.exp2(sink - now), acc * kept[:, None], now
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         write = real[:, None] & in_head[None, :]
         if target < 0:
             result = out + (token * HEADS + head)[:, None] * DIM + d[None, :]
-            tl.store(result, made.to(out.dtype.element_ty), mask=write)
+            tl.store(result, acc.to(out.dtype.element_ty), mask=write)
         else:
             state = (target + mine).to(tl.int64) * HEADS + head
-            tl.store(values + state[:, None] * DIM + d[None, :], made, mask=write)
+            tl.store(values + state[:, None] * DIM + d[None, :], acc, mask=write)
             tl.store(sums + state, most + tl.log2(total), mask=real)
 
 
 def plain_attend_tiles(
     qkv: Tensor, pool: Tensor, tiles: Tiles, form: Form, out: Tensor, states: States, rows: int
 ) -> None:
-    """One tile after the other, in float32."""
+    """Tile by tile, in float32."""
     kv_heads = pool.shape[1] // 2
     heads = qkv.shape[1] - 2 * kv_heads
     for first, count, first_key, keys, position, target in tiles.fields.tolist():
@@ -253,9 +256,9 @@ def plain_attend_tiles(
             total = torch.cat((scores, extra), -1).logsumexp(-1, keepdim=True)
         else:
             total = scores.logsumexp(-1, keepdim=True)
-        made = torch.einsum("qhk,khd->qhd", (scores - total).exp().nan_to_num(0.0), v)
+        result = torch.einsum("qhk,khd->qhd", (scores - total).exp().nan_to_num(0.0), v)
         if target < 0:
-            out[tokens] = made.to(out.dtype)
+            out[tokens] = result.to(out.dtype)
         else:
-            states.values[target : target + count] = made
+            states.values[target : target + count] = result
             states.sums[target : target + count] = total.squeeze(-1) * LOG2_E

@@ -1,6 +1,5 @@
-"""RMS norm (arXiv 1910.07467) of rows, with the addition of the residual stream before it in the same pass: a
-row is read once and written twice, instead of three times and twice.
-"""
+"""RMS norm (arXiv 1910.07467) of rows, fused with the addition of the residual before it: a row is read once
+and written twice, instead of three reads and two writes."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from runtime.kernels.device import power_of_two, warps
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, wide: bool = False
 ) -> Tensor:
-    """x [tokens, ..., size], `weight` [..., size] with as many dimensions behind the tokens; the last
-    dimension lies side by side, those before it without gaps in a token. Gives the norm, in x's type, with
-    the numbers of a token side by side.
+    """x [tokens, ..., size] -> its norm, in x's dtype and contiguous per token.
 
-    residual [tokens, size]: x is added to it, in place, and the sum's norm is given. wide: the weight is
-    multiplied in float32 (Gemma), else in x's type (Llama)."""
+    `weight` [..., size] has the dimensions of x after the first. x is contiguous within a token. residual
+    [tokens, size]: x is added to it in place, and the norm of the sum is returned. wide: multiply with the
+    weight in float32 (Gemma), else in x's dtype (Llama).
+    """
     size, rows = weight.shape[-1], weight.numel() // weight.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = power_of_two(size)
@@ -50,15 +49,17 @@ def _rms_norm(
     token, row = (program // rows).to(tl.int64), program % rows
     at = tl.arange(0, BLOCK)
     real = at < size
-    given = tl.load(x + token * x_stride + row * size + at, mask=real, other=0.0)
+    values = tl.load(x + token * x_stride + row * size + at, mask=real, other=0.0)
     if ADD:
-        place = residual + token * residual_stride + at
-        # Rounded as the stream is kept, so that the norm is that of the numbers others will read.
-        given = (given.to(tl.float32) + tl.load(place, mask=real, other=0.0).to(tl.float32)).to(given.dtype)
-        tl.store(place, given, mask=real)
-    numbers = given.to(tl.float32)
+        target = residual + token * residual_stride + at
+        # Rounded to the residual's dtype, so that the norm is that of the stored numbers.
+        values = (values.to(tl.float32) + tl.load(target, mask=real, other=0.0).to(tl.float32)).to(
+            values.dtype
+        )
+        tl.store(target, values, mask=real)
+    numbers = values.to(tl.float32)
     normed = numbers * tl.rsqrt(tl.sum(numbers * numbers, 0) / size + eps)
     if not WIDE:
-        normed = normed.to(given.dtype).to(tl.float32)
+        normed = normed.to(values.dtype).to(tl.float32)
     scaled = normed * tl.load(weight + row * size + at, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + (token * rows + row) * size + at, scaled.to(given.dtype), mask=real)
+    tl.store(out + (token * rows + row) * size + at, scaled.to(values.dtype), mask=real)

@@ -10,9 +10,12 @@ from runtime.kernels.device import power_of_two, warps
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """In place, x [tokens, heads, head_dim], a token's numbers side by side: of each head the first `turned`
-    dimensions, whose first half pairs with its second. cos, sin [tokens, 1, turned] in any type; the first
-    half of `sin` is negated already, as runtime.layers.rope gives it."""
+    """Rotate the first `turned` dimensions of each head in place; the first half of them pairs with the
+    second.
+
+    x [tokens, heads, head_dim], contiguous per token; cos and sin [tokens, 1, turned] in any dtype. The first
+    half of `sin` is already negated, as in runtime.layers.rope.
+    """
     turned = cos.shape[-1]
     heads, dim = x.shape[1:]
     half = power_of_two(turned // 2)

@@ -1,11 +1,11 @@
 """Sampling in one launch: mask, temperature, top-k, top-p, min-p and the draw, or the best id; and penalties.
 
-A row is one program's, in groups of 32 columns. No sort: where top-k and top-p cut is found by a search for
-the least weight that stays, on the bits of the weights (which order floats above zero). The greatest weights
-of the groups, and their sums, tell which columns may stay; these few are packed, and searched. Of a row that
-has more of them than there is room for, the whole is searched until they fit. The result is exact, whatever
-the numbers; ties at a cut-off are kept. A draw takes the greatest of score / temperature + Gumbel noise, as
-gumbel.py defines it: no product is fused with a sum here.
+One program per row, in groups of 32 columns. No sort: the cut of top-k and top-p is found by a search for the
+least weight that stays, on the bits of the weights (which order floats above zero). The greatest weights of
+the groups and their sums tell which columns may stay; these few are packed and searched. If more columns
+remain than the packed buffer holds, the whole row is searched until they fit. The result is exact for any
+input; ties at a cut are kept. A draw takes the highest score / temperature + Gumbel noise, as gumbel.py
+defines it, without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from runtime.kernels.device import power_of_two
 from runtime.kernels.gumbel import FACTORS, ID_FACTOR, LN2, NEAR, SERIES, SQRT_HALF, gumbel
 
 BLOCK = 4096  # columns at once
-CAP = 8192  # that may be packed
-CHUNK = 1024  # of the packed at once
-FEW = 256  # so many packed are compared each with each
+CAP = 8192  # packed columns at most
+CHUNK = 1024  # packed columns at once
+FEW = 256  # up to this many packed columns, all pairs are compared
 _ID_FACTOR, _LN2, _NEAR, _SQRT_HALF = map(tl.constexpr, (ID_FACTOR, LN2, NEAR, SQRT_HALF))
 _FACTORS, _SERIES = tl.constexpr(FACTORS), tl.constexpr(SERIES)
 _FACTORS_COUNT, _SERIES_COUNT = tl.constexpr(len(FACTORS)), tl.constexpr(len(SERIES))
 
 
 class Draws(NamedTuple):
-    """Per row. temperatures float32: 0 takes the best id; top_k int32: below 1 keeps all; top_p, min_p
-    float32; keys [rows, 2] int32. mask_of int32: which row of `masks` is this row's, -1: none. masks
-    [masks, words] int32: bit i of word w set = id 32 * w + i is allowed; ids beyond the words are not."""
+    """One entry per row.
+
+    temperatures float32: 0 takes the best id. top_k int32: below 1 keeps all. top_p, min_p float32. keys
+    [rows, 2] int32. mask_of int32: the row's index in `masks`, or -1. masks [masks, words] int32: bit i of
+    word w allows id 32 * w + i; ids beyond the words are forbidden.
+    """
 
     temperatures: Tensor
     top_k: Tensor
@@ -45,8 +48,8 @@ class Draws(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Of single scores, each at most once: rows, columns int32; factors, costs float32: a score above 0 is
-    divided by its factor, another one multiplied with it; then its cost is taken from it."""
+    """Changes of single scores, each at most once. rows, columns int32; factors, costs float32. A score above
+    0 is divided by its factor, another one multiplied with it; then the cost is subtracted."""
 
     rows: Tensor
     columns: Tensor
@@ -55,8 +58,8 @@ class Changes(NamedTuple):
 
 
 def sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor:
-    """scores [rows, vocab] float32, a row's numbers side by side -> [rows] int32: an id each, -1 where none
-    is allowed. NaN is never taken. check: -2 where a score is NaN or infinite, be it allowed or not."""
+    """scores [rows, vocab] float32, rows contiguous -> [rows] int32: the id drawn, or -1 if none is allowed.
+    NaN is never drawn. check: -2 for a row with a score that is NaN or infinite, allowed or not."""
     rows, vocab = scores.shape
     groups = power_of_two(max(1, -(-vocab // 32)))
     cap = min(CAP, 32 * groups)
@@ -77,11 +80,11 @@ def sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor:
 def plain_sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor:
     """By sorting."""
     out = torch.full((scores.shape[0],), -1, dtype=torch.int32, device=scores.device)
-    for row, given in enumerate(scores):
-        if check and not given.isfinite().all():
+    for row, row_scores in enumerate(scores):
+        if check and not row_scores.isfinite().all():
             out[row] = -2
             continue
-        mine = given.masked_fill(given.isnan(), -math.inf)
+        mine = row_scores.masked_fill(row_scores.isnan(), -math.inf)
         if (mask := int(draws.mask_of[row])) >= 0:
             ids = torch.arange(len(mine), device=mine.device)
             words = draws.masks[mask][(ids // 32).clamp(max=draws.masks.shape[1] - 1)].long()
@@ -100,7 +103,7 @@ def plain_sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor
             least = torch.maximum(least, heavy[k - 1])
             weights = weights.masked_fill(weights < heavy[k - 1], 0.0)
         if (p := draws.top_p[row]) < 1.0:
-            # Kept: whatever is not outweighed by those before it.
+            # Keep a weight if the sum of those before it is below p.
             up_to = heavy.double().cumsum(-1)
             kept = (up_to - heavy.double() < p.double() * weights.double().sum()).sum().clamp(min=1)
             least = torch.maximum(least, heavy[kept - 1])
@@ -113,7 +116,7 @@ def plain_sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor
 
 
 def change(scores: Tensor, changes: Changes) -> None:
-    """In place, on scores [rows, vocab] float32."""
+    """Apply the changes in place to scores [rows, vocab] float32."""
     count = len(changes.rows)
     if count:
         _change[(triton.cdiv(count, 256),)](scores, *changes, scores.stride(0), count, BLOCK=256)
@@ -129,35 +132,36 @@ def plain_change(scores: Tensor, changes: Changes) -> None:
 def _change(scores, rows, columns, factors, costs, stride, count, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = entry < count
-    place = tl.load(rows + entry, mask=real, other=0).to(tl.int64) * stride
-    place += tl.load(columns + entry, mask=real, other=0)
+    target = tl.load(rows + entry, mask=real, other=0).to(tl.int64) * stride
+    target += tl.load(columns + entry, mask=real, other=0)
     factor = tl.load(factors + entry, mask=real, other=1.0)
-    old = tl.load(scores + place, mask=real, other=0.0)
+    old = tl.load(scores + target, mask=real, other=0.0)
     new = tl.where(old > 0, old / factor, old * factor) - tl.load(costs + entry, mask=real, other=0.0)
-    tl.store(scores + place, new, mask=real)
+    tl.store(scores + target, new, mask=real)
 
 
 @triton.jit
 def _scores(scores, mask, missing, words, vocab, group):
-    """[groups, 32]: -inf where an id is forbidden or its score is NaN; and as they are, 0 behind the end."""
+    """Two arrays [groups, 32]: the scores with -inf for ids that are forbidden or NaN; and the raw scores,
+    with 0 beyond the vocabulary."""
     lane = tl.arange(0, 32)[None, :]
     real = group[:, None] * 32 + lane < vocab
-    found = tl.load(scores + group[:, None] * 32 + lane, mask=real, other=0.0)
+    values = tl.load(scores + group[:, None] * 32 + lane, mask=real, other=0.0)
     word = tl.load(mask + group, mask=group < words, other=missing)
     allowed = (((word[:, None] >> lane) & 1) > 0) & real
-    return tl.where(allowed & (found == found), found, -float("inf")), found
+    return tl.where(allowed & (values == values), values, -float("inf")), values
 
 
 @triton.jit
 def _weights(mine, group):
-    """Relative to the best, which weighs 1."""
+    """Weights relative to the best column, which weighs 1."""
     scores, mask, missing, words, vocab, best, temperature = mine
     return tl.exp((_scores(scores, mask, missing, words, vocab, group)[0] - best) / temperature)
 
 
 @triton.jit
 def _sums(mine, sums, least, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """Of each group, what of it weighs `least` or more."""
+    """The sum of the weights of `least` or more, per group."""
     vocab, group = mine[4], tl.arange(0, GROUPS)
     tl.store(sums + group, tl.zeros([GROUPS], tl.float64), mask=group * 32 >= vocab)
     for first in tl.range(0, vocab, 32 * ROWS, num_stages=3):
@@ -169,34 +173,37 @@ def _sums(mine, sums, least, ROWS: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def _bound(heaviest, sums, wanted, COUNTED: tl.constexpr):
-    """The bits of a number that is not above the least weight that stays. COUNTED: `wanted` groups hold one
-    as heavy. Else all lighter ones weigh `wanted` at most: a group whose heaviest is lighter weighs its sum,
-    of another one the others are no more than the rest of it, nor 31 times the number."""
+def _bound(heaviest, sums, target, COUNTED: tl.constexpr):
+    """The bits of a lower bound of the least weight that stays.
+
+    COUNTED: at least `target` groups hold a weight of this size. Otherwise all lighter weights sum to
+    `target` at most. A group whose heaviest weight is lighter counts with its sum; in another group the
+    lighter ones are at most its sum without the heaviest, and at most 31 times the bound.
+    """
     low = tl.zeros([], tl.int32)
-    for step in range(12):  # the exponent and some more bits
+    for step in range(12):  # the exponent and the first bits of the fraction
         middle = low + (1 << (29 - step))
         number = middle.to(tl.float32, bitcast=True)
         if COUNTED:
-            fits = tl.sum((heaviest >= number).to(tl.int32), 0) >= wanted
+            fits = tl.sum((heaviest >= number).to(tl.int32), 0) >= target
         else:
             others = tl.minimum(sums - heaviest, 31.0 * number)
-            fits = tl.sum(tl.where(heaviest < number, sums, others), 0) <= wanted
+            fits = tl.sum(tl.where(heaviest < number, sums, others), 0) <= target
         low = tl.where(fits, middle, low)
     return low
 
 
 @triton.jit
 def _pack(mine, packed, low, high, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr):
-    """The weights from `low` to below `high` (bits), and their ids, side by side in order of ids; returns how
-    many they are, of which no more than CAP are there. Groups without one are not read."""
+    """Pack the weights from `low` to below `high` (bits) and their ids, in order of ids. Returns how many
+    there are; at most CAP of them are stored. Groups without one are not read."""
     maxima, groups, heavy, ids = packed
-    tl.debug_barrier()  # all have read what is there
+    tl.debug_barrier()  # all threads have read the old contents
     heaviest = tl.exp((tl.load(maxima + tl.arange(0, GROUPS)) - mine[5]) / mine[6])
-    # Less than `low`: rounded, exp of a lower score may be a little more.
-    taken = heaviest >= 0.9999 * low.to(tl.float32, bitcast=True)
-    up_to = tl.cumsum(taken.to(tl.int32), 0)
-    tl.store(groups + up_to - 1, tl.arange(0, GROUPS), mask=taken)
+    # A little below `low`: with rounding, exp of a lower score may be slightly greater.
+    selected = heaviest >= 0.9999 * low.to(tl.float32, bitcast=True)
+    up_to = tl.cumsum(selected.to(tl.int32), 0)
+    tl.store(groups + up_to - 1, tl.arange(0, GROUPS), mask=selected)
     listed, count = tl.max(up_to, 0), 0
     tl.debug_barrier()
     for first in range(0, listed, ROWS):
@@ -205,9 +212,9 @@ def _pack(mine, packed, low, high, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP
         bits = tl.reshape(_weights(mine, some).to(tl.int32, bitcast=True), [32 * ROWS])
         column = tl.reshape(some[:, None] * 32 + tl.arange(0, 32)[None, :], [32 * ROWS])
         inside = (bits >= low) & (bits < high)
-        place = count + tl.cumsum(inside.to(tl.int32), 0) - 1
-        tl.store(heavy + place, bits.to(tl.float32, bitcast=True), mask=inside & (place < CAP))
-        tl.store(ids + place, column, mask=inside & (place < CAP))
+        target = count + tl.cumsum(inside.to(tl.int32), 0) - 1
+        tl.store(heavy + target, bits.to(tl.float32, bitcast=True), mask=inside & (target < CAP))
+        tl.store(ids + target, column, mask=inside & (target < CAP))
         count += tl.sum(inside.to(tl.int32), 0)
     tl.debug_barrier()
     return count
@@ -215,7 +222,7 @@ def _pack(mine, packed, low, high, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP
 
 @triton.jit
 def _between(mine, low, high, ROWS: tl.constexpr):
-    """How many columns weigh `low` or more, but less than `high` (bits), and how much together."""
+    """The number of columns with a weight from `low` to below `high` (bits), and the sum of these weights."""
     count, total = tl.zeros([ROWS, 32], tl.int32), tl.zeros([ROWS, 32], tl.float64)
     for first in tl.range(0, mine[4], 32 * ROWS, num_stages=3):
         weights = _weights(mine, first // 32 + tl.arange(0, ROWS))
@@ -228,36 +235,37 @@ def _between(mine, low, high, ROWS: tl.constexpr):
 
 @triton.jit
 def _from(heavy, count, low, counted, CHUNK: tl.constexpr):
-    """How many of the packed weigh `low` (bits) or more, or how much together."""
-    found = tl.zeros([CHUNK], tl.float64)
+    """The number of packed weights of `low` (bits) or more, or their sum."""
+    counts = tl.zeros([CHUNK], tl.float64)
     for first in range(0, count, CHUNK):
         at = first + tl.arange(0, CHUNK)
         weights = tl.load(heavy + at, mask=at < count, other=0.0)
         inside = weights.to(tl.int32, bitcast=True) >= low
-        found += tl.where(inside, tl.where(counted, 1.0, weights), 0.0).to(tl.float64)
-    return tl.sum(found, 0)
+        counts += tl.where(inside, tl.where(counted, 1.0, weights), 0.0).to(tl.float64)
+    return tl.sum(counts, 0)
 
 
 @triton.jit
 def _least(
-    mine, packed, count, low, wanted, counted, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
+    mine, packed, count, low, target, counted, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
     CHUNK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """The bits of the least weight that stays: the greatest number from which on `wanted` or more lies; it is
-    known to be `low` or more. `count` columns are: packed, if no more than CAP."""
+    """The bits of the least weight that stays: the greatest number such that the weights from it on count or
+    sum to `target` or more. It is known to be at least `low`. `count`: the number of candidates, which are
+    packed if there are at most CAP."""
     high, above = 0x3F800001, tl.zeros([], tl.float64)  # nothing weighs more than 1.0, 0x3F800000
     heavy, crowded = packed[2], count > CAP
     while (count > CAP) & (high - low > 1):
         middle = low + (high - low) // 2
         number, total = _between(mine, middle, high, ROWS)
         reached = above + tl.where(counted, number.to(tl.float64), total)
-        fits = reached >= wanted
+        fits = reached >= target
         count = tl.where(fits, number, count - number)
         above = tl.where(fits, above, reached)
         low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
     if crowded:
         count = _pack(mine, packed, low, high, ROWS, GROUPS, CAP)
-    if count <= FEW:  # each with each
+    if count <= FEW:  # all pairs
         own = tl.arange(0, FEW)
         bits = tl.load(heavy + own, mask=own < count, other=0.0).to(tl.int32, bitcast=True)
         sums = tl.zeros([FEW], tl.float64) + above
@@ -267,11 +275,11 @@ def _least(
             inside = (at < count)[None, :] & (weights.to(tl.int32, bitcast=True)[None, :] >= bits[:, None])
             amount = tl.where(counted, 1.0, weights)[None, :]
             sums += tl.sum(tl.where(inside, amount, 0.0).to(tl.float64), 1)
-        low = tl.maximum(low, tl.max(tl.where(sums >= wanted, bits, 0), 0))
+        low = tl.maximum(low, tl.max(tl.where(sums >= target, bits, 0), 0))
     else:
         while high - low > 1:
             middle = low + (high - low) // 2
-            fits = above + _from(heavy, count, middle, counted, CHUNK) >= wanted
+            fits = above + _from(heavy, count, middle, counted, CHUNK) >= target
             low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
     return low
 
@@ -311,15 +319,15 @@ def _gumbel(column, lower, upper):
 
 @triton.jit
 def _draw_packed(mine, packed, count, least, lower, upper, CHUNK: tl.constexpr):
-    """Of the packed columns that weigh `least` (bits) or more."""
+    """Draw among the packed columns that weigh `least` (bits) or more."""
     top, hit = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
     for first in range(0, count, CHUNK):
         at = first + tl.arange(0, CHUNK)
         inside = tl.load(packed[2] + at, mask=at < count, other=0.0).to(tl.int32, bitcast=True) >= least
         inside &= at < count
         column = tl.load(packed[3] + at, mask=inside, other=0)
-        found = tl.load(mine[0] + column, mask=inside, other=-float("inf"))
-        value = tl.div_rn(found - mine[5], tl.zeros_like(found) + mine[6]) + _gumbel(column, lower, upper)
+        values = tl.load(mine[0] + column, mask=inside, other=-float("inf"))
+        value = tl.div_rn(values - mine[5], tl.zeros_like(values) + mine[6]) + _gumbel(column, lower, upper)
         most = tl.max(value, 0)
         chosen = tl.min(tl.where(inside & (value == most), column, 0x7FFFFFFF), 0)
         hit, top = tl.where(most > top, chosen, hit), tl.maximum(most, top)
@@ -328,16 +336,16 @@ def _draw_packed(mine, packed, count, least, lower, upper, CHUNK: tl.constexpr):
 
 @triton.jit
 def _draw(mine, least, lower, upper, ROWS: tl.constexpr):
-    """Of all columns that weigh `least` or more."""
+    """Draw among all columns that weigh `least` or more."""
     scores, mask, missing, words, vocab, best, temperature = mine
     lane = tl.arange(0, 32)[None, :]
     top, hit = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
     for first in tl.range(0, vocab, 32 * ROWS, num_stages=3):
         group = first // 32 + tl.arange(0, ROWS)
-        found = _scores(scores, mask, missing, words, vocab, group)[0] - best
-        weighs = tl.exp(found / temperature) >= least
+        relative = _scores(scores, mask, missing, words, vocab, group)[0] - best
+        weighs = tl.exp(relative / temperature) >= least
         column = group[:, None] * 32 + lane
-        value = tl.div_rn(found, tl.zeros_like(found) + temperature) + _gumbel(column, lower, upper)
+        value = tl.div_rn(relative, tl.zeros_like(relative) + temperature) + _gumbel(column, lower, upper)
         value = tl.where(weighs, value, -float("inf"))
         most = tl.max(tl.max(value, 1), 0)
         chosen = tl.min(tl.min(tl.where(value == most, column, 0x7FFFFFFF), 1), 0)
@@ -355,7 +363,7 @@ def _sample(
     scores += row * stride
     number = tl.load(mask_of + row)
     mask = masks + tl.maximum(number, 0).to(tl.int64) * words
-    # A row without a mask has no words, and all that is missing is allowed.
+    # A row without a mask has no words; ids beyond the words are allowed then.
     missing, words = tl.where(number >= 0, 0, -1), tl.where(number >= 0, words, 0)
     maxima, groups, sums = floats + row * (GROUPS + CAP), ints + row * (GROUPS + CAP), sums + row * GROUPS
     packed = (maxima, groups, maxima + GROUPS, groups + GROUPS)
@@ -364,17 +372,19 @@ def _sample(
     odd = tl.zeros([ROWS, 32], tl.float32)
     for first in tl.range(0, vocab, 32 * ROWS, num_stages=3):
         some = first // 32 + tl.arange(0, ROWS)
-        found, given = _scores(scores, mask, missing, words, vocab, some)
+        allowed_scores, raw_scores = _scores(scores, mask, missing, words, vocab, some)
         if CHECK:
-            odd += given * 0.0  # NaN of what is not finite
-        tl.store(maxima + some, tl.max(found, 1))
+            odd += raw_scores * 0.0  # NaN of what is not finite
+        tl.store(maxima + some, tl.max(allowed_scores, 1))
     tl.debug_barrier()
     tops = tl.load(maxima + group)
     best = tl.max(tops, 0)
     # The first column of the first group that has it.
     chosen = tl.min(tl.where(tops == best, group, GROUPS - 1), 0)
-    found, given = _scores(scores, mask, missing, words, vocab, chosen + tl.zeros([1], tl.int32))
-    answer = chosen * 32 + tl.min(tl.min(tl.where(found == best, lane, 31), 1), 0)
+    allowed_scores, raw_scores = _scores(
+        scores, mask, missing, words, vocab, chosen + tl.zeros([1], tl.int32)
+    )
+    answer = chosen * 32 + tl.min(tl.min(tl.where(allowed_scores == best, lane, 31), 1), 0)
     answer = tl.where(best == -float("inf"), -1, answer)
     if CHECK:
         whole = tl.sum(tl.sum(odd, 1), 0)
@@ -397,12 +407,12 @@ def _sample(
                 own = _sums(mine, sums, 0.0, ROWS, GROUPS)
                 total = tl.sum(own, 0)
                 low = _bound(heaviest, own, (1.0 - p) * total * 0.999, False)
-            # Slack, as rounding is not the same everywhere. What min-p leaves out counts as a part of what
-            # top-k has left.
+            # Slack, as rounding differs. The sum for top-p includes the columns that min-p removes from those
+            # that top-k keeps.
             bound = tl.maximum(0.9999 * low.to(tl.float32, bitcast=True), tl.where(few & share, 0.0, least))
             low = tl.maximum(bound.to(tl.int32, bitcast=True), 1)
             count = _pack(mine, packed, low, 0x3F800001, ROWS, GROUPS, CAP)
-            for turn in range(2):  # top-k; top-p of what it has left
+            for turn in range(2):  # top-k; then top-p of the rest
                 if tl.where(turn == 0, few, share):
                     if (turn > 0) & few:
                         if count <= CAP:
@@ -410,8 +420,8 @@ def _sample(
                         else:
                             total = _between(mine, low, 0x3F800001, ROWS)[1]
                     # At p = 0 the best stays.
-                    wanted = tl.where(turn == 0, k.to(tl.float64), tl.maximum(p * total, 1e-300))
-                    low = _least(mine, packed, count, low, wanted, turn == 0, ROWS, GROUPS, CAP, CHUNK, FEW)
+                    target = tl.where(turn == 0, k.to(tl.float64), tl.maximum(p * total, 1e-300))
+                    low = _least(mine, packed, count, low, target, turn == 0, ROWS, GROUPS, CAP, CHUNK, FEW)
             least = tl.maximum(least, low.to(tl.float32, bitcast=True))
         if count <= CAP:
             answer = _draw_packed(mine, packed, count, least.to(tl.int32, bitcast=True), lower, upper, CHUNK)

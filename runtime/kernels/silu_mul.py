@@ -1,4 +1,4 @@
-"""The middle of a gated feed-forward (arXiv 2002.05202): act(gate) * up, gate and up side by side."""
+"""The activation of a gated feed-forward (arXiv 2002.05202): act(gate) * up, gate and up side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = 1024
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """[rows, 2 * size], a row's numbers side by side: gate, then up -> silu(gate) * up [rows, size]."""
+    """[rows, 2 * size], gate then up, rows contiguous -> silu(gate) * up [rows, size]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     _silu_mul[(rows, triton.cdiv(size, BLOCK))](gate_up, out, gate_up.stride(0), size, BLOCK=BLOCK)
@@ -31,6 +31,6 @@ def _silu_mul(gate_up, out, stride, size, BLOCK: tl.constexpr):
     real = at < size
     gate = tl.load(gate_up + row * stride + at, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + size + at, mask=real, other=0.0).to(tl.float32)
-    # The gate is rounded before the product, as two operations would.
+    # The gate is rounded before the product, as with two separate operations.
     gate = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=real)

@@ -1,5 +1,5 @@
-"""The kernels that others may use instead of torch's operations, where they can run: Triton's on GPUs, some
-of the same name in C on CPUs. Imports no Triton."""
+"""The kernels that replace torch's operations on devices that can run them: Triton's on GPUs, and some of the
+same names in C on CPUs. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ KERNELS: Registry[Any] = Registry(
 
 
 def kernel(name: str, device: torch.device) -> Callable[..., Any] | None:
-    """The kernel's function; None where it cannot run: then the caller computes in torch."""
+    """The kernel's function; None if it cannot run here, and the caller computes in torch."""
     if not compiled(device):
         return layers.kernel(name) if device.type == "cpu" else None
-    found: Callable[..., Any] = KERNELS.load(name)
-    return found
+    function: Callable[..., Any] = KERNELS.load(name)
+    return function

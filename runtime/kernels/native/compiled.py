@@ -1,8 +1,8 @@
-"""The compiled source: made when the package was built, or else by this machine's C compiler when it is
-first asked for, and then kept in the user's cache folder.
+"""The compiled library: built with the package, or else by this machine's C compiler on first use and kept in
+the user's cache folder.
 
 It is plain C behind ctypes: nothing of Python or torch is compiled against. Knows files and compilers, not
-what is in the source; imports no torch.
+the source's contents. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ SOURCES = (
     "token_mask.h", "decoder.h",
 )  # fmt: skip
 """The first one includes the others."""
-FLAGS = ("-O3", "-fPIC", "-shared")  # for all processors of a kind: the source has a copy for each
+FLAGS = ("-O3", "-fPIC", "-shared")  # for any processor of the architecture: the source has variants for each
 VERSION = 6  # as in the source
-_COMPILE_S = 180.0  # some 20 s of one processor
-_UNPACKING_S = 60.0  # between files that are installed together
+_COMPILE_S = 180.0  # it takes about 20 s on one core
+_UNPACKING_S = 60.0  # at most, between files that are installed together
 
 _Loaded = TypeVar("_Loaded", bound=ctypes.CDLL)
 
 
 def load(path: Path, how: type[_Loaded]) -> _Loaded:
-    """The library at `path`. Raises OSError and AttributeError: it is none, or of another version."""
+    """The library at `path`. Raises OSError and AttributeError if it is not one, or has another version."""
     loaded = how(str(path))
     if (version := loaded.native_version()) != VERSION:
         raise OSError(f"{path} has version {version}, not {VERSION}")
@@ -44,15 +44,15 @@ def load(path: Path, how: type[_Loaded]) -> _Loaded:
 
 
 def paths() -> Iterator[Path]:
-    """Where the library may lie, best first. What this machine's compiler makes comes last, and is made only
-    when it is asked for."""
+    """Paths of the library, best first. The one that this machine's compiler builds comes last, and is built
+    only when it is asked for."""
     yield from _built()
-    if (made := _made_here()) is not None:
-        yield made
+    if (path := _made_here()) is not None:
+        yield path
 
 
 def _built() -> Iterator[Path]:
-    """That of the package, but for one that a checkout has changed since."""
+    """The package's library, unless a checkout's source has changed since."""
     changed = max((FOLDER / name).stat().st_mtime for name in SOURCES)
     for path in sorted(FOLDER.glob("built*")):
         if path.stat().st_mtime < changed - _UNPACKING_S:
@@ -62,7 +62,7 @@ def _built() -> Iterator[Path]:
 
 
 def _made_here() -> Path | None:
-    """By this machine's compiler, now or before."""
+    """The library built by this machine's compiler, now or earlier."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         log.info("there is no C compiler (cc): slower code takes its place")
@@ -70,8 +70,8 @@ def _made_here() -> Path | None:
     try:
         return _compiled(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        log.warning("%s cannot be compiled, slower code takes its place: %s", FOLDER / SOURCES[0], said)
+        message = getattr(error, "stderr", None) or str(error)
+        log.warning("%s cannot be compiled, slower code takes its place: %s", FOLDER / SOURCES[0], message)
         return None
 
 
@@ -80,12 +80,12 @@ def _compiled(compiler: str) -> Path:
     what = [(FOLDER / name).read_bytes() for name in SOURCES]
     what += [word.encode() for word in (compiler, *FLAGS, platform.machine())]
     name = hashlib.sha256(b"\0".join(what)).hexdigest()[:24] + ".so"
-    # Where nobody else can put a library: the user's own cache folder, or a new one.
+    # A folder that only this user can write to: the user's cache folder, or a new one.
     folder = cache_folder() or Path(tempfile.mkdtemp(prefix="sglang-dsl-native-"))
     kept = folder / name
     if kept.exists():
         return kept
-    # Written beside and moved: another process may be doing the same.
+    # Written to a temporary file and moved: another process may be doing the same.
     file, draft = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(file)
     try:
@@ -98,7 +98,7 @@ def _compiled(compiler: str) -> Path:
 
 
 def cache_folder() -> Path | None:
-    """The user's own. None: others can write there too, or this user cannot."""
+    """The user's cache folder. None if others can write to it, or this user cannot."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "sglang-dsl" / "native"
     try:

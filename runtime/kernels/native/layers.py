@@ -1,6 +1,6 @@
-"""Calls of the library's kernels for what lies between attention and attention, products aside (products),
-with the names and arguments of Triton's. Only for what `takes` says: whoever has another type or size
-computes with torch."""
+"""Calls of the library's kernels between two attentions, except products (products.py), with the names and
+arguments of the Triton kernels. Only for types and sizes that `takes` accepts; for others the caller uses
+torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from runtime.kernels.native.library import DIM_STEP, TYPES, Library, library
 
 SHARED = 32_768
-"""Numbers from which on an operation is shared out among threads; torch's operations, too."""
+"""An operation on at least this many numbers uses several threads, as torch's operations do."""
 
 
 def takes(x: Tensor, size: int) -> bool:
-    """Whether kernels are made for x, of which `size` numbers lie side by side: on GPUs always."""
+    """Whether the kernels can compute x, of which `size` numbers are contiguous. On GPUs always."""
     return x.device.type != "cpu" or (x.dtype in TYPES and size % DIM_STEP == 0)
 
 

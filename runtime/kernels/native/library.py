@@ -1,7 +1,7 @@
-"""The compiled source's kernels for what a decoder computes. Where there is no library, or it gives other
-numbers, there are none: whoever asks computes with torch then.
+"""The compiled source's kernels for a decoder. If there is no library, or it gives wrong numbers on this
+machine, callers compute with torch.
 
-A call lets go of the interpreter. Knows pointers and shapes; not pools, plans or layers.
+Calls release the GIL. Knows pointers and shapes; not pools, plans or layers.
 """
 
 from __future__ import annotations
@@ -71,13 +71,15 @@ class DecoderShape(ctypes.Structure):
 
 class Library:
     """attend, decode, draw, product, set_product, reads_rows, rms_norm, rotate, silu_mul: see the source.
-    path: where it lies. lanes: how many floats its vectors have on this processor. tiles: if it uses AMX.
-    tuned: the bytes of those numbers for whose products the settings are chosen (tuning.py). parallel: the
-    address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
-    None: it has none, or they go by another name, and there is one thread."""
+
+    path: the file. lanes: floats per vector on this processor. tiles: whether it uses AMX. tuned: item sizes
+    in bytes for whose products the settings are chosen (tuning.py). parallel: the address of the function
+    that starts torch's own OpenMP threads (a second thread pool would compete for the cores). None if it is
+    not found; then one thread computes.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError and AttributeError: it is no such library, or one of another version."""
+        """Raises OSError and AttributeError if it is not such a library, or has another version."""
         loaded = load(path, ctypes.CDLL)
         loaded.attend_lanes.restype, loaded.attend_lanes.argtypes = c_int, (c_int,)
         loaded.attend_work.restype, loaded.attend_work.argtypes = c_int64, (c_int64,)
@@ -106,56 +108,57 @@ class Library:
             self.parallel = None
 
     def use_lanes(self, most: int, tiles: bool = True) -> int:
-        """From now on vectors of at most so many floats, and tiles where it has them; gives how many."""
+        """From now on use vectors of at most `most` floats, and tiles if the processor has them. Returns the
+        number of floats."""
         self.lanes = int(self._loaded.attend_lanes(most))
         self.tiles = bool(self._loaded.use_tiles(tiles))
         return self.lanes
 
     def work_size(self, dim: int) -> int:
-        """Floats of working memory that each thread needs for heads of `dim` numbers."""
+        """Floats of working memory per thread, for heads of `dim` numbers."""
         return int(self._loaded.attend_work(dim))
 
     def decode_work(self, model: DecoderShape) -> int:
-        """Numbers of working memory that `decode` needs for each token."""
+        """Numbers of working memory that `decode` needs per token."""
         return int(self._loaded.decode_work(ctypes.byref(model)))
 
 
 _C_TYPES: dict[str, Any] = {"p": c_void_p, "i": c_int64, "b": c_int, "f": c_float}
 
 
-def _function(found: Any, takes: str) -> Any:
-    """takes: the kind of each argument."""
-    found.restype, found.argtypes = None, tuple(_C_TYPES[kind] for kind in takes)
-    return found
+def _function(function: Any, takes: str) -> Any:
+    """Set the argument types of a C function. takes: one letter for each argument."""
+    function.restype, function.argtypes = None, tuple(_C_TYPES[kind] for kind in takes)
+    return function
 
 
 @functools.cache
 def library() -> Library | None:
-    """The same for the whole process."""
+    """The library of this process, or None."""
     for path in paths():
         try:
-            made = Library(path)
+            native = Library(path)
         except (OSError, AttributeError) as error:
             log.warning("%s is not used: %s", path, error)
             continue
-        if _of_use(made):
-            return made
+        if _of_use(native):
+            return native
     return None
 
 
-def _of_use(made: Library) -> bool:
-    """On this machine."""
-    if made.lanes < 8 and platform.machine().lower() in ("x86_64", "amd64"):
+def _of_use(native: Library) -> bool:
+    """Whether it is fast and right on this machine."""
+    if native.lanes < 8 and platform.machine().lower() in ("x86_64", "amd64"):
         log.info("this processor has no AVX2: all is computed with torch")
         return False
-    if not (_attends_right(made) and _computes_right(made)):
-        log.warning("%s gives wrong numbers on this machine, torch takes its place", made.path)
+    if not (_attends_right(native) and _computes_right(native)):
+        log.warning("%s gives wrong numbers on this machine, torch takes its place", native.path)
         return False
     return True
 
 
-def _computes_right(made: Library) -> bool:
-    """What lies between attention and attention, against the definitions."""
+def _computes_right(native: Library) -> bool:
+    """Check products, norms, rotation and gates against the definitions."""
     rows, outputs, size, half = 5, 7, 96, 16
     dice = torch.Generator().manual_seed(2)
     x, weight, more = (torch.randn(count, size, generator=dice) for count in (rows, outputs, rows))
@@ -166,16 +169,18 @@ def _computes_right(made: Library) -> bool:
         torch.empty(rows, size // 2),
     )
     panels = to_panels(weight)
-    made.product(x0, panels.data_ptr(), None, None, products.data_ptr(), rows, outputs, size, False, None, 1)
-    made.silu_mul(x0, gated.data_ptr(), rows, size // 2, size, False, None, 1)
+    native.product(
+        x0, panels.data_ptr(), None, None, products.data_ptr(), rows, outputs, size, False, None, 1
+    )
+    native.silu_mul(x0, gated.data_ptr(), rows, size // 2, size, False, None, 1)
     turned = x.clone()  # one head a row, of which the first 2 * half numbers are turned
     cos, sin = weight[:rows, : 2 * half].contiguous(), more[:, : 2 * half].contiguous()
-    made.rotate(
+    native.rotate(
         turned.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, 1, size, 2 * half, size, False, None, 1
     )
     pairs = x[:, : 2 * half] * cos + x[:, : 2 * half].roll(half, -1) * sin
     added = x + more
-    made.rms_norm(
+    native.rms_norm(
         x0,
         weight0,
         more0,
@@ -201,51 +206,53 @@ def _computes_right(made: Library) -> bool:
         (more, added),
         (normed, added * scale * weight[0]),
     )
-    right = all(torch.allclose(found, right, atol=1e-4) for found, right in expected)
-    return right and _computes_codes_right(made)
+    expected_result = all(
+        torch.allclose(result, expected_result, atol=1e-4) for result, expected_result in expected
+    )
+    return expected_result and _computes_codes_right(native)
 
 
-def _computes_codes_right(made: Library) -> bool:
-    """Products in bfloat16, and with integers."""
+def _computes_codes_right(native: Library) -> bool:
+    """Check products in bfloat16 and with int8 weights."""
     rows, outputs, size = 17, 40, 64
     x, whole = torch.arange(rows * size).view(rows, size) % 13 - 6.0, torch.arange(outputs * size) % 11 - 5
-    x[:, 0] = 127.0  # the largest of its row: all are themselves when they are rounded
+    x[:, 0] = 127.0  # the largest of its row, so that rounding to int8 changes nothing
     short, weight = x.bfloat16(), whole.view(outputs, size).bfloat16()
-    found, of_short = torch.empty(rows, outputs), torch.empty(rows, outputs, dtype=torch.bfloat16)
+    of_codes, of_short = torch.empty(rows, outputs), torch.empty(rows, outputs, dtype=torch.bfloat16)
     scale = torch.arange(1.0, 1 + outputs)
-    given = [
-        one if made.reads_rows(outputs, size, one.dtype.itemsize) else to_panels(one)
+    weights = [
+        one if native.reads_rows(outputs, size, one.dtype.itemsize) else to_panels(one)
         for one in (weight, weight.to(torch.int8))
     ]
-    made.product(
-        short.data_ptr(), given[0].data_ptr(), None, None, of_short.data_ptr(), rows, outputs, size, True,
+    native.product(
+        short.data_ptr(), weights[0].data_ptr(), None, None, of_short.data_ptr(), rows, outputs, size, True,
         None, 1,
     )  # fmt: skip
-    made.product(
-        x.data_ptr(), given[1].data_ptr(), scale.data_ptr(), None, found.data_ptr(), rows, outputs, size,
+    native.product(
+        x.data_ptr(), weights[1].data_ptr(), scale.data_ptr(), None, of_codes.data_ptr(), rows, outputs, size,
         False, None, 1,
     )  # fmt: skip
     product = x @ weight.float().t()
-    return torch.equal(of_short, product.bfloat16()) and torch.allclose(found, product * scale)
+    return torch.equal(of_short, product.bfloat16()) and torch.allclose(of_codes, product * scale)
 
 
-def _attends_right(made: Library) -> bool:
-    """Against the definition: a row of one token, and one of five, with numbers of every place."""
+def _attends_right(native: Library) -> bool:
+    """Check attention against the definition: a row of one token and one of five."""
     kv_heads, group, dim, slots, tokens = 2, 3, 32, 120, 6
     heads, width = kv_heads * group, kv_heads * group + 2 * kv_heads
-    dice = torch.Generator().manual_seed(1)  # the process's own numbers are the user's
+    dice = torch.Generator().manual_seed(1)  # the global generator is the user's
     data = torch.randn(2 * kv_heads, slots, dim, generator=dice)
     qkv = torch.randn(tokens, width, dim, generator=dice)
-    out, work = torch.empty(tokens, heads, dim), torch.empty(made.work_size(dim))
+    out, work = torch.empty(tokens, heads, dim), torch.empty(native.work_size(dim))
     runs = torch.tensor([[7, 35], [0, 3], [110, 1], [50, 60], [111, 5]])
     spans, places = torch.tensor([[0, 1], [1, 5]]), torch.tensor([[110, 6]])
     pieces = torch.tensor([[0, 1, 0, 3, 39, 38, 0, -1, 1, 0], [1, 1, 3, 2, 65, 60, 0, -1, 5, kv_heads]])
-    given = Pass(
+    arguments = Pass(
         tokens=tokens, kv_heads=kv_heads, group=group, dim=dim, slots=slots, pieces=2, tasks=2 * kv_heads,
         places=1, threads=1, work_size=work.numel(), piece=pieces.data_ptr(), span=spans.data_ptr(),
         run=runs.data_ptr(), place=places.data_ptr(), work=work.data_ptr(), scale=dim**-0.5,
     )  # fmt: skip
-    made.attend(ctypes.byref(given), qkv.data_ptr(), data.data_ptr(), out.data_ptr(), None)
+    native.attend(ctypes.byref(arguments), qkv.data_ptr(), data.data_ptr(), out.data_ptr(), None)
     data[:, 110:116] = qkv[:, heads:].transpose(0, 1)
     for token in range(tokens):
         seen = [*range(7, 42), 0, 1, 2, 110] if token == 0 else [*range(50, 110), *range(111, 111 + token)]

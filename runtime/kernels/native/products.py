@@ -1,4 +1,4 @@
-"""Products with matrices in the library: in panels, or on processors with AMX as they are (see panels.h and
+"""Products with matrices in the library: in panels, or unchanged on processors with AMX (see panels.h and
 tiles.h in the source). Knows matrices; not who loads them."""
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from runtime.kernels.native.panels import from_panels, to_panels
 from runtime.kernels.native.tuning import tune
 
 FEW_ROWS = 64
-"""Passes of up to so many tokens compute all layers in one call of the library: in larger ones the calls do
-not count."""
-INTEGER_STEP = 16  # inputs of products with integers come in steps of so many
+"""Passes of at most this many tokens compute all layers in one call of the library. In larger passes the cost
+of a call does not matter."""
+INTEGER_STEP = 16  # the inputs of a product with integers must be a multiple of this
 
 
 class Product:
-    """x [rows, inputs] -> x W^T + bias, a matrix W [outputs, inputs] of the library's types, or of integers
-    of 8 bits whose rows stand for numbers that are `scale` [outputs] times as large. With integers a row of x
-    is rounded to 127 levels on either side of zero.
+    """x [rows, inputs] -> x W^T + bias, for a matrix W [outputs, inputs] of the library's dtypes, or of int8
+    with a `scale` [outputs] per row. With int8 each row of x is rounded to 127 levels on either side of zero.
 
-    A row's result does not depend on how many others there are. address: of what the library reads.
-    in_panels: else it is W itself.
+    A row's result does not depend on the other rows. address: of the data that the library reads. in_panels:
+    whether W is stored in panels; otherwise it is W itself.
     """
 
     __slots__ = (
@@ -54,28 +53,28 @@ class Product:
         return self._held.dtype
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x and what comes out, and the bias, have W's type; with integers, x and what comes out any of the
-        library's, the bias float32."""
-        given, rows = x.contiguous(), x.shape[0]
-        out = given.new_empty(rows, self.outputs)
+        """x, the bias and the result have W's dtype. With int8, x and the result have any dtype of the
+        library and the bias is float32."""
+        inputs, rows = x.contiguous(), x.shape[0]
+        out = inputs.new_empty(rows, self.outputs)
         scale, added = self._scale, None if bias is None else bias.data_ptr()
         if not self._call(
-            given.data_ptr(), self.address, None if scale is None else scale.data_ptr(), added,
-            out.data_ptr(), rows, self.outputs, self.inputs, given.dtype == torch.bfloat16, self._parallel,
+            inputs.data_ptr(), self.address, None if scale is None else scale.data_ptr(), added,
+            out.data_ptr(), rows, self.outputs, self.inputs, inputs.dtype == torch.bfloat16, self._parallel,
             torch.get_num_threads() if self._large else 1,
         ):  # fmt: skip
             raise MemoryError(f"a product of {rows} rows of {self.inputs} numbers")
         return out
 
     def weight(self, outputs: Tensor | None = None) -> Tensor:
-        """Those rows of W (int64), or all, in its type."""
+        """The given rows of W (int64), or all of W, in its dtype."""
         if self.in_panels:
             return from_panels(self._held, torch.arange(self.outputs) if outputs is None else outputs)
         return self._held if outputs is None else self._held.index_select(0, outputs)
 
 
 def product_of(weight: Tensor, scale: Tensor | None = None, *, panels: bool = True) -> Product | None:
-    """None: there is no library, or it is not for such a matrix, or not without panels."""
+    """A Product; None if there is no library, or it does not support the matrix, or not without panels."""
     native = library() if weight.device.type == "cpu" else None
     if native is None or not weight.numel():
         return None

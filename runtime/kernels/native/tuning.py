@@ -1,9 +1,9 @@
-"""How products of few rows go through their weights: measured once on each processor, and kept in the user's
-cache folder.
+"""How products of few rows read their weights: measured once per processor, and kept in the user's cache
+folder.
 
-Some processors read memory faster in several places at once, others much slower, and vectors of 16 floats
-come with registers for more rows. A setting changes the order in which weights are read and no sum: a row's
-result is the same, bit for bit, with each of them.
+Some processors read memory faster from several addresses at once, others much slower, and vectors of 16
+floats come with registers for more rows. A setting changes the order in which weights are read and no sum: a
+row's result is the same, bit for bit, with each setting.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from runtime.kernels.native.panels import empty
 log = logging.getLogger(__name__)
 
 TYPES = {4: torch.float32, 2: torch.bfloat16, 1: torch.int8}
-"""By the bytes of a number."""
-_MEMORY = 64 << 20  # bytes: more than most caches hold, as a model's weights
-_READ = 4 << 20  # bytes of each measurement
+"""By the bytes of one number."""
+_MEMORY = 64 << 20  # bytes: larger than most caches, as a model's weights are
+_READ = 4 << 20  # bytes per measurement
 _INPUTS = 1024
 _ROUNDS = 10
-_GAIN = 1.05  # what is not faster by so much than the first setting might be chance
+_GAIN = 1.05  # a smaller gain over the first setting might be noise
 
 
 class Setting(NamedTuple):
-    """Panels that are read at once, bytes of each in turn, and rows that are computed at once."""
+    """streams: panels read at once. visit: bytes of each in turn. rows: rows computed at once."""
 
     streams: int
     visit: int
@@ -45,8 +45,8 @@ class Setting(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Numbers of rows with one setting, as the source counts them: its last number stands for all larger
-    ones. timed: the number that is measured."""
+    """A range of row counts that share a setting, as the source counts them; the last range stands for all
+    larger counts. timed: the count that is measured."""
 
     first: int
     last: int
@@ -60,17 +60,18 @@ STEPS = (
 
 
 def settings(lanes: int, step: Step) -> list[Setting]:
-    """Those that are measured; the first one is taken where none is faster."""
-    made = [Setting(1, 1024, 8)]
-    if step.last <= 8:  # with more rows the memory is not what takes the time
-        made += [Setting(2, 1024, 8), Setting(4, 1024, 8)]
+    """The settings to measure; the first is used if none is faster."""
+    measured = [Setting(1, 1024, 8)]
+    if step.last <= 8:  # with more rows, memory is not the bottleneck
+        measured += [Setting(2, 1024, 8), Setting(4, 1024, 8)]
     if lanes == 16 and step.last > 6:  # others have no registers for more than 6
-        made.append(Setting(1, 1024, 6))
-    return made
+        measured.append(Setting(1, 1024, 6))
+    return measured
 
 
 def tune(native: Library, size: int) -> None:
-    """Use the best settings for numbers of `size` bytes. Takes some 0.1 s of CPU once on a processor."""
+    """Use the best settings for numbers of `size` bytes. The first call on a processor takes about 0.1 s of
+    CPU."""
     if size in native.tuned:
         return
     native.tuned.add(size)
@@ -84,7 +85,7 @@ def tune(native: Library, size: int) -> None:
 
 
 def summary() -> str:
-    """One line: what is kept for this processor."""
+    """One line: the settings kept for this processor."""
     native = library()
     if native is None:
         return "computed by torch: there is no C compiler, or no kernel for this processor"
@@ -97,39 +98,40 @@ def summary() -> str:
     return f"panels read at once from {counts} rows on: {', '.join(parts)} (kept in {cache_folder()})"
 
 
-def fastest(took: Mapping[Setting, int]) -> Setting:
-    """By the least time of each. The first where another is hardly faster, or the clock is too coarse."""
-    first, best = next(iter(took)), min(took, key=took.__getitem__)
-    return best if 0 < took[best] * _GAIN < took[first] else first
+def fastest(times: Mapping[Setting, int]) -> Setting:
+    """The setting with the least time. The first one if no other is clearly faster, or the clock is too
+    coarse."""
+    first, best = next(iter(times)), min(times, key=times.__getitem__)
+    return best if 0 < times[best] * _GAIN < times[first] else first
 
 
 def _measured(native: Library, size: int) -> list[Setting]:
-    """One for each step. The thread's own time and the least of rounds in turn, so that other work on the
-    machine counts as little as can be."""
+    """One setting for each step. Uses the thread's own CPU time and the minimum over alternating rounds, so
+    that other load on the machine matters little."""
     began, dtype, outputs = time.thread_time(), TYPES[size], _READ // _INPUTS // size
     memory = empty((_MEMORY,), torch.uint8).fill_(60)
     places = itertools.cycle(range(memory.data_ptr(), memory.data_ptr() + _MEMORY, _READ))
     scale = torch.ones(outputs)
     chosen = []
     for step in STEPS:
-        took = dict.fromkeys(settings(native.lanes, step), 1 << 62)
+        times = dict.fromkeys(settings(native.lanes, step), 1 << 62)
         x = torch.ones(step.timed, _INPUTS, dtype=torch.float32 if size == 1 else dtype)
         out = x.new_empty(step.timed, outputs)
-        for setting in [*took] * _ROUNDS if len(took) > 1 else ():
+        for setting in [*times] * _ROUNDS if len(times) > 1 else ():
             native.set_product(size, step.first, step.last, *setting)
             start = time.thread_time_ns()
             native.product(
                 x.data_ptr(), next(places), scale.data_ptr() if size == 1 else None, None, out.data_ptr(),
                 step.timed, outputs, _INPUTS, size == 2, None, 1,
             )  # fmt: skip
-            took[setting] = min(took[setting], time.thread_time_ns() - start)
-        chosen.append(fastest(took))
+            times[setting] = min(times[setting], time.thread_time_ns() - start)
+        chosen.append(fastest(times))
     log.info("products in %s: %s, measured in %.2f s", dtype, chosen, time.thread_time() - began)
     return chosen
 
 
 def _file(native: Library, size: int) -> Path | None:
-    """Where the settings for this processor are kept. None: there is no place."""
+    """The file for the settings of this processor. None if there is no cache folder."""
     known = repr((_processor(), native.lanes, VERSION, [settings(native.lanes, step) for step in STEPS]))
     folder = cache_folder()
     name = f"products-{hashlib.sha256(known.encode()).hexdigest()[:16]}-{size}.json"
@@ -137,7 +139,7 @@ def _file(native: Library, size: int) -> Path | None:
 
 
 def _processor() -> str:
-    """Its kind."""
+    """The processor's model."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
@@ -147,7 +149,7 @@ def _processor() -> str:
 
 
 def _kept(native: Library, file: Path | None) -> list[Setting] | None:
-    """None: nothing that can be used."""
+    """The stored settings; None if there are none, or they cannot be used."""
     if file is None:
         return None
     try:
@@ -158,7 +160,7 @@ def _kept(native: Library, file: Path | None) -> list[Setting] | None:
 
 
 def _keep(native: Library, file: Path | None, chosen: list[Setting]) -> None:
-    """By their places among those that were measured."""
+    """Store the settings by their indices among the measured ones."""
     if file is None:
         return
     numbers = [settings(native.lanes, step).index(one) for step, one in zip(STEPS, chosen, strict=True)]
