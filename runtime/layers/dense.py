@@ -1,16 +1,16 @@
-"""Dense: matrices as they are, multiplied with in the fastest way for the number of rows.
+"""Dense matrices, multiplied in the fastest way for the number of rows.
 
 On CPUs torch's plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. The
-library's product, from a layout of its own that takes the place of W, is as fast as the memory or the
-processor allows for any number of rows (runtime/kernels/native). Where there is no library, it is oneDNN's
-blocked layout that takes the place of W.
+library's product (runtime/kernels/native) uses a layout of its own, kept instead of W, and is as fast as
+memory or processor allow for any number of rows. Without the library, oneDNN's blocked layout is kept instead
+of W.
 
-In bfloat16 some processors have instructions that oneDNN uses: there a copy in its layout is kept beside the
-library's, if there is memory for both, and `Dense.tune` measures up to how many rows which one is faster.
+In bfloat16 some processors have instructions that oneDNN uses. There a copy in oneDNN's layout is kept beside
+the library's, if there is memory for both, and `Dense.tune` measures up to how many rows each one is faster.
 
-oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
-keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
-products therefore come in few sizes, four from each power of two to the next, filled up with zeros.
+oneDNN computes packed products and those in bfloat16. It compiles a program for each number of rows and keeps
+it, up to half a MiB each; a server whose batches have all sizes would grow by hundreds of MiB. So its
+products come in few sizes, four from each power of two to the next, padded with zeros.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 PACKABLE = (torch.float32, torch.bfloat16)
 TRANSPOSED_FROM, TRANSPOSED_UP_TO = 8, 64
-_ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
-_TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
+_ROWS_HINT = 64  # the layout chosen for it suits all row counts equally
+_TIMED_BYTES = 1 << 26  # of weights: larger than most caches, as in a pass
 _TIMED_ROWS = (*(1 << power for power in range(FEW_ROWS.bit_length())), 4 * FEW_ROWS)
 _TIMED_ROUNDS = 40
 _TIMED_S = 0.1
@@ -41,7 +41,7 @@ _TIMED_S = 0.1
 
 class DenseLinear(Linear):
     """`weight` [outputs, inputs], `bias` [outputs] or None. product: the library's, or None. product_up_to:
-    up to how many rows it is used where there are weights packed by oneDNN, too."""
+    the largest number of rows that uses it if there are also weights packed by oneDNN."""
 
     __slots__ = (
         "_gemv",
@@ -59,8 +59,8 @@ class DenseLinear(Linear):
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, both: bool = False
     ) -> None:
-        """pack: into a layout made for this CPU, which is kept instead of `weight`. both: in bfloat16, where
-        there are two such layouts, into both."""
+        """pack: into a layout for this CPU, kept instead of `weight`. both: in bfloat16, if there are two
+        such layouts, into both."""
         on_cpu = weight.device.type == "cpu"
         self.bias, self.dtype, self.inputs = bias, weight.dtype, weight.shape[1]
         self.product = product_of(weight) if pack and on_cpu else None
@@ -78,7 +78,7 @@ class DenseLinear(Linear):
 
     @property
     def weight(self) -> Tensor:
-        """Made anew at each call where it is packed."""
+        """The matrix; unpacked anew at each call if it is packed."""
         if self._plain is not None:
             return self._plain
         if self.product is not None:
@@ -89,7 +89,7 @@ class DenseLinear(Linear):
 
     @property
     def both(self) -> bool:
-        """Whether there are the library's weights and oneDNN's."""
+        """Whether it keeps both the library's weights and oneDNN's."""
         return self._packed is not None and self.product is not None
 
     @property
@@ -98,14 +98,14 @@ class DenseLinear(Linear):
 
     @property
     def few_rows(self) -> int:
-        """Up to how many rows, FEW_ROWS at most, are computed by the library; 0: none."""
+        """The largest number of rows, at most FEW_ROWS, that the library computes; 0 if none."""
         if self.product is None:
             return 0
         return FEW_ROWS if self._packed is None else min(FEW_ROWS, self.product_up_to)
 
     def use_product(self, rows: int) -> None:
-        """Where there are both: the library's for up to so many rows, or, from the most that are timed on,
-        for all, and oneDNN's copy goes."""
+        """If there are both layouts: use the library's for up to `rows` rows. If that is the largest number
+        timed, use it for all and drop oneDNN's copy."""
         self.product_up_to = rows
         if rows == _TIMED_ROWS[-1] and self.product is not None and self.product.in_panels:
             self._packed = None
@@ -120,8 +120,8 @@ class DenseLinear(Linear):
             y = torch.mm(self.weight, x.t()).t()
             return y if self.bias is None else y + self.bias
         if self._gemv is not None and x.shape[:-1] == (1,) and x.stride(-1) == 1 and x.dtype == self.dtype:
-            made: Tensor = self._gemv(x, self._plain, self.bias)
-            return made
+            out: Tensor = self._gemv(x, self._plain, self.bias)
+            return out
         return F.linear(x, self.weight, self.bias)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
@@ -130,9 +130,9 @@ class DenseLinear(Linear):
         bias = None if self.bias is None else self.bias.index_select(0, outputs)
         if not self._sized:
             return F.linear(x, weight, bias)
-        # Every number of outputs is another size (see above): computed in float32, by no program of oneDNN's.
-        made = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-        return made.to(self.dtype)
+        # Each number of outputs is a new size (see above): float32 needs no program of oneDNN's.
+        y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return y.to(self.dtype)
 
     def _sized_product(self, x: Tensor, packed: Tensor | None) -> Tensor:
         rows = x.shape[0]
@@ -140,12 +140,12 @@ class DenseLinear(Linear):
             x = F.pad(x, (0, 0, 0, more))
         if packed is None:
             return F.linear(x, self.weight, self.bias)[:rows]
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, "none", [], "")
-        return made[:rows]
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, "none", [], "")
+        return y[:rows]
 
 
 class Dense(LinearMethod):
-    """Projections of one input are one matrix, one above the other. `pack`, `both`: see DenseLinear."""
+    """Projections of one input are one matrix, stacked by outputs. `pack`, `both`: see DenseLinear."""
 
     def __init__(self, *, pack: bool = False, both: bool = False) -> None:
         self._pack, self._both = pack, both
@@ -166,15 +166,15 @@ class Dense(LinearMethod):
         return self.of(table, None)
 
     def of(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
-        """Over a matrix that is there already."""
+        """A linear layer of a loaded matrix."""
         linear = DenseLinear(weight, bias, pack=self._pack, both=self._both)
         if linear.both:
             self._timed.append(linear)
         return linear
 
     def tune(self) -> None:
-        """Takes some 0.1 to 0.3 s, more for matrices that are larger than 64 MiB; nothing where there is one
-        layout."""
+        """Measure which layout is faster, and use it. Takes 0.1 to 0.3 s, more for matrices larger than 64
+        MiB; nothing if there is only one layout."""
         if self._timed:
             up_to, (ours, packed) = time_rows(self._timed)
             log.info(
@@ -189,8 +189,8 @@ class Dense(LinearMethod):
 def read(
     weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool, own: range | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """What LinearMethod.load() is asked for as one matrix [outputs, inputs] and its bias [outputs]. Raises
-    ModelLoadError."""
+    """Read the projections of LinearMethod.load() as one matrix [outputs, inputs] and its bias [outputs].
+    Raises ModelLoadError."""
     outputs = [part.computed for part in parts]
     columns = inputs if own is None else len(own)
     weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
@@ -201,9 +201,10 @@ def read(
 
 
 def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]:
-    """Measure whether few rows are faster with the library's or with oneDNN's weights, on some of `linears`
-    (in the order in which a pass uses them; all with both, of one type), and set it for all of them. Up to
-    how many rows the library's are; the seconds of one row's products with either."""
+    """Measure up to how many rows the library's weights are faster than oneDNN's, and set it for all
+    `linears` (in the order in which a pass uses them; all with both layouts, of one dtype). Only some of them
+    are timed. Returns that number of rows, and the seconds of one row's products with the library and with
+    oneDNN."""
     some, size = [], 0
     for linear in linears:
         some.append(linear)
@@ -225,10 +226,9 @@ def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]
 
 
 def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
-    """Seconds of `rows` rows' products with the library's and with oneDNN's weights: the least of a few
-    rounds in turn, and the thread's own time, so that other work on the machine counts as little as can
-    be."""
-    given = [torch.ones(rows, linear.inputs, dtype=linear.dtype) for linear in linears]
+    """Seconds of the products of `rows` rows with the library's and with oneDNN's weights. Uses the thread's
+    own CPU time and the minimum over alternating rounds, so that other load on the machine matters little."""
+    inputs = [torch.ones(rows, linear.inputs, dtype=linear.dtype) for linear in linears]
     least = {rows: float("inf"), 0: float("inf")}
     begin = time.thread_time()
     for number in range(_TIMED_ROUNDS):
@@ -236,7 +236,7 @@ def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
             for linear in linears:
                 linear.product_up_to = up_to
             start = time.thread_time()
-            for linear, x in zip(linears, given, strict=True):
+            for linear, x in zip(linears, inputs, strict=True):
                 linear(x)
             least[up_to] = min(least[up_to], time.thread_time() - start)
         if number and time.thread_time() - begin > _TIMED_S / len(_TIMED_ROWS):
@@ -245,27 +245,27 @@ def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
 
 
 def size_of(rows: int) -> int:
-    """How many rows a product of `rows` rows is computed with: as many, or less than a quarter more."""
+    """The padded number of rows for a product of `rows` rows: less than a quarter more."""
     step = max(1, (1 << max(0, (rows - 1).bit_length() - 1)) // 4)
     return -(-rows // step) * step
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether matrices of that type can be packed here, and products give the right numbers."""
+    """Whether matrices of this dtype can be packed here, and products are right."""
     if dtype not in PACKABLE:
         return False
     try:
         weight, x = torch.randn(32, 16), torch.randn(FEW_ROWS + 2, 16)
         linear = DenseLinear(weight.to(dtype), pack=True)
-        made = linear(x.to(dtype)).float()
-        near = torch.allclose(made, F.linear(x, weight), atol=1e-4 if dtype == torch.float32 else 0.2)
+        y = linear(x.to(dtype)).float()
+        near = torch.allclose(y, F.linear(x, weight), atol=1e-4 if dtype == torch.float32 else 0.2)
         return linear.packed and near
     except (RuntimeError, AttributeError, TypeError):
         return False
 
 
 def _is_packable(dtype: torch.dtype) -> bool:
-    """Whether oneDNN can, by torch's private operations."""
+    """Whether oneDNN can pack them, by torch's private operations."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype in PACKABLE

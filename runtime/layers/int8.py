@@ -1,12 +1,12 @@
-"""Int8: matrices and what they are multiplied with in integers of 8 bits, on the CPU (w8a8).
+"""Int8 linear layers on the CPU (w8a8): weights and inputs are rounded to 8-bit integers.
 
-A matrix is rounded once, to 255 levels of the largest weight of each output; an input is rounded when it is
-multiplied, to levels of the largest number of its row. So no row's result depends on what else is in the
-batch. Products and sums are those of integers, exact; only the two roundings are lost.
+A matrix is rounded once, to 255 levels of the largest weight of each output. An input is rounded when it is
+multiplied, to levels of the largest number of its row, so no row's result depends on the rest of the batch.
+The integer products and sums are exact; only the two roundings lose precision.
 
-A step with one or few rows takes as long as the matrices take to be read: a quarter of float32's time.
-Products are computed by the library in C; on processors with AVX-512 VNNI but no AMX, and where there is no
-library, by FBGEMM. Either keeps weights in a layout of its own, a byte each.
+A step with one or few rows takes as long as reading the matrices: a quarter of float32's time. The library in
+C computes the products; on processors with AVX-512 VNNI but no AMX, and without a library, FBGEMM does.
+Either keeps weights in a layout of its own, one byte each.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from runtime.layers.weights import Weights
 from runtime.protocol.errors import ModelLoadError
 
 WEIGHT_LEVELS = 127
-_TINY = 1e-30  # in the place of the largest number of a row of zeros
+_TINY = 1e-30  # stands for the largest number of a row of zeros
 
 
 class Int8Linear(Linear):
-    """Made from `weight` [outputs, inputs], any floating point, which is not kept, and `bias` [outputs] or
-    None, added as it is. Inputs may have any floating-point type; what comes out has the same."""
+    """Built from `weight` [outputs, inputs] of any floating-point dtype, which is not kept, and `bias`
+    [outputs] or None, which is not rounded. Inputs may have any floating-point dtype; the result has the
+    same."""
 
     __slots__ = ("_packed", "_rows", "bias", "inputs", "levels", "product", "scale")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, levels: int | None = None) -> None:
-        """levels: to which inputs are rounded, on either side of zero, by FBGEMM; None: the library
-        multiplies, or FBGEMM with as many as this processor does without overflow."""
+        """levels: FBGEMM rounds inputs to this many levels on either side of zero. None: the library
+        multiplies, or FBGEMM with as many levels as this processor computes without overflow."""
         self.bias = None if bias is None else bias.float()
         wide = weight.float()
         self.inputs = weight.shape[1]
@@ -50,12 +51,13 @@ class Int8Linear(Linear):
 
     @property
     def few_rows(self) -> int:
-        """Up to how many rows may be left to the library with all else of a layer; 0: it has no kernel."""
+        """The largest number of rows for which the library may compute the whole layer; 0: it has no
+        kernel."""
         return 0 if self.product is None else FEW_ROWS
 
     @property
     def weight(self) -> Tensor:
-        """int8 [outputs, inputs]; FBGEMM's is kept when it is first asked for: few matrices are."""
+        """int8 [outputs, inputs]. FBGEMM's is unpacked and kept on first use: few matrices need it."""
         if self.product is not None:
             return self.product.weight()
         if self._rows is None:
@@ -70,31 +72,32 @@ class Int8Linear(Linear):
             return self.product(wide, self.bias).to(x.dtype)
         most = _largest(wide)
         levels = self.levels
-        made = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             wide / most, 1.0 / levels, levels + 1, self._packed
         ).mul_(most)
         if self.bias is not None:
-            made += self.bias
-        return made.to(x.dtype)
+            y += self.bias
+        return y.to(x.dtype)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """The same numbers, but for the rounding of their last digits."""
+        """The same numbers, up to the rounding of the last digits."""
         wide = x.float()
         most = _largest(wide)
         product = self.product
         weight = self.weight.index_select(0, outputs) if product is None else product.weight(outputs)
-        made = F.linear((wide / most).mul_(self.levels).round_(), weight.float())
-        made *= most / self.levels * self.scale.index_select(0, outputs)
+        y = F.linear((wide / most).mul_(self.levels).round_(), weight.float())
+        y *= most / self.levels * self.scale.index_select(0, outputs)
         if self.bias is not None:
-            made += self.bias.index_select(0, outputs)
-        return made.to(x.dtype)
+            y += self.bias.index_select(0, outputs)
+        return y.to(x.dtype)
 
 
 class Int8(LinearMethod):
-    """Rounds what Dense would load. Inputs that ranks share are rounded by each rank to levels of its own."""
+    """Rounds what Dense would load. If ranks share the inputs, each rank rounds its part to levels of its
+    own."""
 
     def __init__(self) -> None:
-        """Raises ModelLoadError where this torch or this processor cannot compute so."""
+        """Raises ModelLoadError if this torch or this processor cannot compute it."""
         if not can_multiply():
             raise ModelLoadError(
                 "w8a8_int8 needs a processor with AVX2, and a C compiler or a torch with FBGEMM",
@@ -114,17 +117,17 @@ class Int8(LinearMethod):
         return self.of(*read(weights, parts, inputs, bias=bias, own=own))
 
     def of(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
-        """Of a matrix that is there already."""
+        """A linear layer of a loaded matrix."""
         _check_device(weight.device)
         return Int8Linear(weight, bias)
 
     def shared(self, table: Tensor) -> Int8Linear:
-        """Beside the table, which stays as it is."""
+        """A linear layer beside the table, which stays unchanged."""
         _check_device(table.device)
         return Int8Linear(table)
 
     def tune(self) -> None:
-        """There is one way to compute it."""
+        """Nothing to tune: there is one way to compute it."""
 
 
 def _check_device(device: torch.device) -> None:
@@ -138,7 +141,7 @@ def _check_device(device: torch.device) -> None:
 
 def _pack(wide: Tensor, scale: Tensor) -> Any:
     zeros = torch.zeros(len(wide), dtype=torch.int64)
-    with warnings.catch_warnings():  # deprecated, and there is no other way to FBGEMM's products
+    with warnings.catch_warnings():  # deprecated, but there is no other way to FBGEMM's products
         warnings.simplefilter("ignore", UserWarning)
         rounded = torch.quantize_per_channel(wide, scale.double(), zeros, 0, torch.qint8)
     before = torch.backends.quantized.engine
@@ -150,35 +153,34 @@ def _pack(wide: Tensor, scale: Tensor) -> Any:
 
 
 def _product_of(wide: Tensor, scale: Tensor) -> Product | None:
-    """None: there is no product in the library, or FBGEMM's is faster."""
+    """The library's product; None if it has none, or FBGEMM's is faster."""
     rounded = (wide / scale[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8)
     return product_of(rounded, scale, panels=not _has_vnni())
 
 
 def _largest(x: Tensor) -> Tensor:
-    """[rows, inputs] -> [rows, 1]: the largest absolute number of each row."""
+    """[rows, inputs] -> [rows, 1]: the largest absolute value of each row."""
     return x.abs().amax(-1, keepdim=True).clamp_(min=_TINY)
 
 
 def input_levels() -> int:
-    """Without VNNI, FBGEMM adds two products of 8 bits in 16: inputs get 7 bits there, or the sum would be
-    cut off."""
+    """The levels that FBGEMM rounds inputs to. Without VNNI it adds two 8-bit products in 16 bits, so inputs
+    get 7 bits, or the sum would saturate."""
     return 127 if _has_vnni() else 63
 
 
 def _has_vnni() -> bool:
-    """With the vectors of AVX-512, as FBGEMM wants it."""
-    found = getattr(torch.cpu, "_is_vnni_supported", None)
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and found is not None and bool(found())
+    """Whether the processor has VNNI with AVX-512's vectors, as FBGEMM needs it."""
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and supported is not None and bool(supported())
 
 
 def can_multiply() -> bool:
-    """Whether the library, or this torch with its (private) product, computes the right numbers on this
-    processor."""
+    """Whether the library, or this torch's (private) product, gives the right numbers on this processor."""
     try:
         x, weight = torch.randn(3, 64), torch.randn(40, 64)
-        made = Int8Linear(weight)
-        near = torch.allclose(made(x), F.linear(x, weight), atol=1.0)
-        return near and torch.allclose(made(x), made.some(x, torch.arange(40)), atol=1e-3)
+        linear = Int8Linear(weight)
+        near = torch.allclose(linear(x), F.linear(x, weight), atol=1.0)
+        return near and torch.allclose(linear(x), linear.some(x, torch.arange(40)), atol=1e-3)
     except (RuntimeError, AttributeError, TypeError):
         return False

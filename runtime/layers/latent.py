@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed on the latents themselves.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed on the latents.
 
-A key head is K c and a value head V c of a token's latent c. Instead of making them, q (K c) is computed as
-(q K) c, and the sum of w V c over tokens as V times the sum of w c. So to attention it is one key head, the
-latent beside the turned key, which many query heads read, and that is all the KV pool keeps.
+A key head is K c and a value head V c, for a token's latent c. Instead of computing them, q (K c) is computed
+as (q K) c, and the sum of w V c over tokens as V times the sum of w c. So attention sees one key head (the
+latent and the rotated key) that many query heads read, and the KV pool keeps nothing else.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from runtime.config.parts.latent import LatentSpec
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
 
-NORM_EPS = 1e-6  # of the norms of latents, whatever the model's others have
+NORM_EPS = 1e-6  # of the latents' norms, whatever eps the model's other norms have
 
 
 class LatentHeads:
-    """What stands before attention, of the rank's query heads.
+    """The projections before attention, for the rank's query heads.
 
-    down: the hidden state -> latent and turned key [rank + turned], behind the query's latent where there is
-    one, else behind the queries themselves [heads * query].
+    down: hidden state -> latent and rotary key [rank + turned], after the query's latent if there is one,
+    else after the queries themselves [heads * query].
     query_norm, query_up: the query's latent -> [heads * query], or None.
     keys: [heads, plain, rank].
     """
@@ -43,12 +43,12 @@ class LatentHeads:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, (heads + 2) * (turned + rank)]: queries, one key and one value, as
-        attention takes them. The first `turned` numbers of queries and keys are not turned yet; those of the
+        attention takes them. The first `turned` numbers of queries and keys are not rotated yet; those of the
         value are zeros."""
         spec = self._spec
-        given = self._down(x)
-        queries, latent, turned = given.split(
-            (given.shape[-1] - spec.rank - spec.turned, spec.rank, spec.turned), -1
+        projected = self._down(x)
+        queries, latent, turned = projected.split(
+            (projected.shape[-1] - spec.rank - spec.turned, spec.rank, spec.turned), -1
         )
         if self._query_norm is not None and self._query_up is not None:
             queries = self._query_up(self._query_norm(queries))
@@ -61,7 +61,7 @@ class LatentHeads:
 
 
 class LatentOutput:
-    """What stands behind attention. values: [heads, rank, value]. output: [heads * value] -> hidden."""
+    """The projections after attention. values: [heads, rank, value]. output: [heads * value] -> hidden."""
 
     __slots__ = ("_output", "_spec", "_values")
 

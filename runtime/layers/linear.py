@@ -1,8 +1,8 @@
-"""Linear: the contract of a model's matrices. What makes, loads and multiplies with them is a LinearMethod.
+"""Linear: the interface of a model's matrices. A LinearMethod loads them and multiplies with them.
 
-A model names the projections that it applies to one input; in which tensors of a checkpoint they stand, how
-they lie in memory and how the product is computed is the method's business. So another method (quantised,
-sharded, with adapters) changes no model.
+A model names the projections that it applies to one input. The method decides which tensors of a checkpoint
+hold them, how they lie in memory and how the product is computed. So another method (quantised, sharded, with
+adapters) changes no model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from runtime.layers.weights import Weights
 
 
 class Linear(ABC):
-    """y = x W^T + b; of several projections the outputs side by side, in the order they were asked for."""
+    """y = x W^T + b. The outputs of several projections are concatenated, in the order they were asked
+    for."""
 
     __slots__ = ()
 
@@ -27,12 +28,12 @@ class Linear(ABC):
 
     @abstractmethod
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """[rows, inputs] -> [rows, len(outputs)]: those outputs alone, in their order (int64)."""
+        """[rows, inputs] -> [rows, len(outputs)]: only these outputs (int64), in their order."""
 
 
 class Projection(NamedTuple):
-    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias. own: which of its
-    outputs are computed here; None: all."""
+    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias. own: the outputs
+    computed here; None: all."""
 
     name: str
     outputs: int
@@ -40,12 +41,12 @@ class Projection(NamedTuple):
 
     @property
     def computed(self) -> int:
-        """How many outputs are computed here."""
+        """The number of outputs computed here."""
         return self.outputs if self.own is None else len(self.own)
 
 
 class LinearMethod(ABC):
-    """One for all matrices of a model, which asks for them in the order in which a pass uses them."""
+    """Loads all matrices of a model, which asks for them in the order in which a pass uses them."""
 
     @abstractmethod
     def load(
@@ -57,17 +58,17 @@ class LinearMethod(ABC):
         bias: bool,
         own: range | None = None,
     ) -> Linear:
-        """Projections of the same input as one Linear. own: which of the inputs it gets; None: all. Raises
+        """Projections of the same input as one Linear. own: the inputs that it gets; None: all. Raises
         ModelLoadError."""
 
     def of_some_tokens(self) -> LinearMethod:
-        """The method for matrices that are given only some of a pass's tokens, as experts' are."""
+        """The method for matrices that see only some of a pass's tokens, as experts do."""
         return self
 
     @abstractmethod
     def shared(self, table: Tensor) -> Linear:
-        """A Linear over the embedding's [outputs, inputs], which stays the model's: a tied head."""
+        """A Linear over the embedding's [outputs, inputs], which the model keeps using: a tied head."""
 
     @abstractmethod
     def tune(self) -> None:
-        """Called once, when all are loaded: time what depends on the processor."""
+        """Called once when all matrices are loaded, to measure what depends on the processor."""

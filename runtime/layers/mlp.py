@@ -39,7 +39,7 @@ FeedForward: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)), gate and up in one product. `gate_up`: both projections, gate
+    """down(activation(gate(x)) * up(x)), with gate and up in one product. `gate_up`: both projections, gate
     first."""
 
     __slots__ = ("_activation", "down", "gate_up", "silu")
@@ -55,8 +55,8 @@ class GatedMLP:
         """[tokens, 2 * ffn], gate first -> [tokens, ffn]."""
         fused = kernel("silu_mul", both.device) if self.silu else None
         if fused is not None and both.stride(-1) == 1 and takes(both, both.shape[-1] // 2):
-            made: Tensor = fused(both)
-            return made
+            result: Tensor = fused(both)
+            return result
         gate, up = both.chunk(2, -1)
         return self._activation(gate).mul_(up)
 

@@ -1,8 +1,8 @@
-"""Mixture of experts (arXiv 1701.06538): a router, experts that each compute some of the tokens, and one that
-computes all of them.
+"""Mixture of experts (arXiv 1701.06538): a router, experts that each compute some of the tokens, and a shared
+expert that computes all of them.
 
-Tokens are sorted by expert, so that each expert computes its tokens in one product; the work in Python is
-proportional to the experts that a pass uses, not to its tokens.
+Tokens are sorted by expert, so that each expert computes its tokens in one product. The work in Python grows
+with the experts that a pass uses, not with its tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from runtime.parallel import Group
 
 Routed: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """x [tokens, hidden], its experts [tokens, chosen] int64 and their weights, float32 -> the weighted sum of
-what they give [tokens, hidden]."""
+the experts' outputs [tokens, hidden]."""
 
 
 class Router:
-    """Chooses experts. Computed in float32 whatever the input's type: a rounded score may choose another
+    """Chooses experts. Computed in float32 whatever the input's dtype: a rounded score might choose another
     expert.
 
     weight: [experts, hidden] float32. bias, correction: [experts] float32 or None.
@@ -54,7 +54,7 @@ class Router:
         return experts, weights if spec.scale == 1.0 else weights * spec.scale
 
     def _best_groups(self, ranked: Tensor) -> Tensor:
-        """ranked [tokens, experts] with -inf outside of each token's best groups."""
+        """ranked [tokens, experts] with -inf outside each token's best groups."""
         spec = self._spec
         grouped = ranked.unflatten(-1, (spec.groups, -1))  # [tokens, groups, experts of one]
         best = grouped.amax(-1) if spec.group_score == "best" else grouped.topk(2, -1).values.sum(-1)
@@ -64,7 +64,7 @@ class Router:
 
 
 class ClampedMLP(GatedMLP):
-    """A gated feed-forward whose factors are clamped: see Clamp."""
+    """A gated feed-forward with clamped gate and up: see Clamp."""
 
     __slots__ = ("_clamp",)
 
@@ -80,7 +80,7 @@ class ClampedMLP(GatedMLP):
 
 
 class SharedExpert:
-    """mlp(x), times sigmoid(x gate^T) where there is a `gate` [1, hidden] float32."""
+    """mlp(x), times sigmoid(x gate^T) if there is a `gate` [1, hidden] float32."""
 
     __slots__ = ("_gate", "_mlp")
 
@@ -95,7 +95,8 @@ class SharedExpert:
 
 
 class OneByOne:
-    """Each expert computes its tokens in products of its own. On a GPU the host waits for their number."""
+    """Each expert computes its tokens in products of its own. On a GPU the host waits for the token
+    counts."""
 
     __slots__ = ("_experts",)
 
@@ -108,34 +109,35 @@ class OneByOne:
         flat = chosen.flatten()
         if tokens == 1:
             return weights.to(x.dtype) @ torch.cat([self._experts[expert](x) for expert in flat.tolist()])
-        order = flat.argsort(stable=True)  # places in [tokens, each], by expert
-        given = x.index_select(0, order // each)
-        made = torch.empty_like(given)
+        order = flat.argsort(stable=True)  # indices into [tokens, each], by expert
+        inputs = x.index_select(0, order // each)
+        outputs = torch.empty_like(inputs)
         first = 0
         for expert, count in enumerate(torch.bincount(flat, minlength=len(self._experts)).tolist()):
             if count:
-                made[first : first + count] = self._experts[expert](given[first : first + count])
+                outputs[first : first + count] = self._experts[expert](inputs[first : first + count])
                 first += count
-        parts = torch.empty_like(made)
-        parts[order] = made
+        parts = torch.empty_like(outputs)
+        parts[order] = outputs
         return (weights[:, None].to(x.dtype) @ parts.view(tokens, each, x.shape[1])).squeeze(1)
 
 
 class Stacked:
-    """All experts' matrices side by side, computed in two launches of a kernel, without a word to the host:
-    `run` is runtime.kernels.moe.fused_experts or its twin."""
+    """All experts' matrices stacked, computed in two kernel launches without a synchronisation with the host.
+    `run` is runtime.kernels.moe.fused_experts or its reference."""
 
     __slots__ = ("_activate", "_biases", "_down", "_gate_up", "_run")
 
     def __init__(self, experts: Iterable[GatedMLP], count: int, run: Callable[..., Tensor]) -> None:
-        """Of `count` equal experts, whose matrices are plain; each is copied before the next one is asked
-        for."""
+        """Stack `count` equal experts with plain matrices. Each is copied before the next one is loaded."""
         for number, expert in enumerate(experts):
             parts = _plain(expert.gate_up), _plain(expert.down)
             if not number:
                 self._run, self._activate = run, expert.activate
-                self._gate_up, self._down = (_room(part.weight, count) for part in parts)
-                self._biases = [None if part.bias is None else _room(part.bias, count) for part in parts]
+                self._gate_up, self._down = (_stack_like(part.weight, count) for part in parts)
+                self._biases = [
+                    None if part.bias is None else _stack_like(part.bias, count) for part in parts
+                ]
             for part, matrices, biases in zip(parts, (self._gate_up, self._down), self._biases, strict=True):
                 matrices[number] = part.weight
                 if part.bias is not None and biases is not None:
@@ -147,8 +149,8 @@ class Stacked:
 
 
 class Experts:
-    """A layer's feed-forward. Of each expert, the shared one too, a rank holds its part of the width; the
-    ranks' results are added up once. weighs_inputs: see RouterSpec."""
+    """The feed-forward of a layer. A rank holds its part of the width of each expert, the shared one too; the
+    ranks' results are summed once. weighs_inputs: see RouterSpec."""
 
     __slots__ = ("_group", "_routed", "_router", "_shared", "_weighs_inputs")
 
@@ -168,8 +170,8 @@ class Experts:
         """[tokens, hidden] -> [tokens, hidden]"""
         chosen, weights = self._router(x)
         if self._weighs_inputs:
-            given = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
-            y = self._routed(given, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1))
+            weighted = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
+            y = self._routed(weighted, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1))
             y = y.view(*chosen.shape, x.shape[1]).sum(1)
         else:
             y = self._routed(x, chosen, weights)
@@ -184,5 +186,5 @@ def _plain(linear: Linear) -> DenseLinear:
     return linear
 
 
-def _room(like: Tensor, count: int) -> Tensor:
+def _stack_like(like: Tensor, count: int) -> Tensor:
     return like.new_empty(count, *like.shape)

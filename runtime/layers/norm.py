@@ -1,4 +1,4 @@
-"""Norms, computed in float32 whatever the input's type."""
+"""Norms, computed in float32 whatever the input's dtype."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.kernels.table import kernel
 from runtime.parallel import Group
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
-"""Of the same shape and type as what it is given."""
+"""The result has the input's shape and dtype."""
 
 
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467). `weight` [..., size] is
-    broadcast against the input's last dimensions; a float32 one is applied before the result is rounded to
-    the input's type, another after.
+    broadcast against the input's last dimensions. A float32 weight is applied before the result is rounded to
+    the input's dtype, another one after.
 
     Computed as x / hypot(|x|, sqrt(size * eps)) * (weight * sqrt(size)): the same number in fewer operations.
     """
@@ -37,23 +37,23 @@ class RMSNorm:
         self._floor = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._kernel is not None and self._fits(x) and _together(x):
+        if self._kernel is not None and self._fits(x) and _is_contiguous(x):
             return self._kernel(x, self.weight, self.eps, wide=self._wide(x))
         wide = x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._floor)
         if self._scale is not None:
-            made = (wide / length).mul_(self._scale)
-            return made if x.dtype == torch.float32 else made.to(x.dtype)
+            normed = (wide / length).mul_(self._scale)
+            return normed if x.dtype == torch.float32 else normed.to(x.dtype)
         return (wide / length * math.sqrt(x.shape[-1])).to(x.dtype) * self.weight
 
     def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
-        """`more` is added to x [tokens, size], in place; the norm of that."""
+        """Add `more` to x [tokens, size] in place; the norm of the sum."""
         if self._kernel is not None and self._fits(x) and more.stride(-1) == x.stride(-1) == 1:
             return self._kernel(more, self.weight, self.eps, x, wide=self._wide(x))
         return self(x.add_(more))
 
     def uses_kernel(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether the kernel norms tokens of this shape, on the CPU."""
+        """Whether the CPU kernel can norm tokens of this shape."""
         weight = self.weight
         known = weight.dtype in (dtype, torch.float32) and weight.shape == shape
         return self._kernel is not None and known and dtype in TYPES and shape[-1] % DIM_STEP == 0
@@ -67,13 +67,13 @@ class RMSNorm:
         return self.weight.dtype == torch.float32 != x.dtype
 
 
-def _together(x: Tensor) -> bool:
-    """Whether a token's numbers lie without gaps."""
+def _is_contiguous(x: Tensor) -> bool:
+    """Whether the numbers of a token are contiguous."""
     return x.stride(-1) == 1 and (x.dim() < 3 or x.stride(-2) == x.shape[-1])
 
 
 class LayerNorm:
-    """Layer normalisation (arXiv 1607.06450) of the last dimension, in float32 whatever the input's type.
+    """Layer normalisation (arXiv 1607.06450) over the last dimension, in float32 whatever the input's dtype.
     `weight` [..., size] is broadcast against the input's last dimensions; `bias` [size] or None."""
 
     __slots__ = ("_bias", "_eps", "_weight")
@@ -85,13 +85,13 @@ class LayerNorm:
         size = (x.shape[-1],)
         if self._weight.dim() == 1:
             return F.layer_norm(x.float(), size, self._weight, self._bias, self._eps).to(x.dtype)
-        made = F.layer_norm(x.float(), size, eps=self._eps).mul_(self._weight)
-        return (made if self._bias is None else made.add_(self._bias)).to(x.dtype)
+        normed = F.layer_norm(x.float(), size, eps=self._eps).mul_(self._weight)
+        return (normed if self._bias is None else normed.add_(self._bias)).to(x.dtype)
 
 
 class AllHeadsNorm:
-    """RMSNorm of all query heads at once, and of all key heads at once (OLMo 2). `weight` [own heads + own
-    key heads, head_dim]; every rank of the group has equally many `heads` and key heads."""
+    """RMSNorm over all query heads together, and over all key heads together (OLMo 2). `weight` [own heads +
+    own key heads, head_dim]. Every rank of the group has the same number of `heads` and of key heads."""
 
     __slots__ = ("_counts", "_eps", "_group", "_heads", "_which", "weight")
 

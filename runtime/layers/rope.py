@@ -1,6 +1,7 @@
-"""Rotary position embedding (arXiv 2104.09864) with the scalings that RopeSpec names.
+"""Rotary position embedding (arXiv 2104.09864) with the scalings of RopeSpec.
 
-Angles are computed in float32 for the positions of the step: no table to grow with the context.
+Angles are computed in float32 for the positions of the step, so there is no table that grows with the
+context.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:
-    # How many times a pair turns within the trained length decides: few turns are stretched, many are kept.
+    # Pairs with few rotations within the trained length are stretched, those with many are kept.
     turns = rope.original_positions * plain / (2 * math.pi)
-    span = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # of no length: all at once
+    span = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # if both are equal: a step
     keep = ((turns - rope.low_freq_factor) / span).clamp(0.0, 1.0)
     return (1 - keep) * plain / rope.factor + keep * plain
 
 
 def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
     def dimension(turns: float) -> float:
-        # The (fractional) index of the pair that turns so often within the trained length.
+        # The (fractional) index of the pair with this many rotations within the trained length.
         stretched = rope.original_positions / (turns * 2 * math.pi)
         return head_dim * math.log(stretched) / (2 * math.log(rope.theta))
 
@@ -59,7 +60,7 @@ def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
 
 
 class Rotary:
-    """Turns queries and keys. `angles` once per step, `turn_` once per layer."""
+    """Rotates queries and keys. `angles` is computed once per step, `turn_` once per layer."""
 
     __slots__ = ("_axes", "_dims", "_frequencies", "_kernel", "_neighbours", "_scale", "_whole")
 
@@ -74,12 +75,12 @@ class Rotary:
 
     @property
     def turned(self) -> int:
-        """How many numbers of a head the kernel turns; 0: there is none for it."""
+        """How many numbers of a head the kernel rotates; 0 if it cannot be used."""
         return self._dims if self._kernel is not None and self._dims % (2 * DIM_STEP) == 0 else 0
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions [tokens], or [3, tokens] where a position is time, row and column -> cos and signed sin,
-        each [tokens, 1, turned dimensions] in `dtype`."""
+        """positions [tokens], or [3, tokens] with time, row and column -> cos and signed sin, each [tokens,
+        1, rotated dimensions] in `dtype`."""
         if positions.dim() == 2:
             angle = positions.float()[self._axes].T * self._frequencies
         else:
@@ -92,7 +93,7 @@ class Rotary:
         return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
     def turn_(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """In place, x [tokens, heads, head_dim]: each dimension that is turned with the one it pairs with."""
+        """Rotate x [tokens, heads, head_dim] in place."""
         whole = x.stride(2) == 1 and x.stride(1) == x.shape[2]
         if self._kernel is not None and whole and takes(x, self._dims // 2) and cos.dtype == x.dtype:
             self._kernel(x, cos, sin)

@@ -1,7 +1,7 @@
-"""Layers of which each rank of a group holds a part (tensor parallelism, arXiv 1909.08053).
+"""Layers sharded over the ranks of a group (tensor parallelism, arXiv 1909.08053).
 
-A matrix is cut by outputs, and what follows works on the rank's own, or by inputs, and the ranks' results
-are added up. The vocabulary is cut by ids, in the embedding and in the head.
+A matrix is split by outputs, and the next layer uses the rank's own; or by inputs, and the ranks' results are
+summed. The vocabulary is split by ids, in the embedding and in the head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from runtime.parallel import Group
 
 
 class Summed(Linear):
-    """`part`, without a bias, has the rank's own inputs; `bias` [outputs] or None is added to the sum."""
+    """`part` (without bias) takes the rank's own inputs; `bias` [outputs] or None is added to the sum."""
 
     __slots__ = ("_bias", "_group", "_part")
 
@@ -44,7 +44,7 @@ class Gathered(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self._part(x)
-        if more := self._each - len(self._own):  # all ranks give as much
+        if more := self._each - len(self._own):  # all ranks must send the same size
             y = F.pad(y, (0, more))
         return self._group.gather(y)[:, : self._outputs]
 
@@ -55,7 +55,7 @@ class Gathered(Linear):
 
 
 class Embedding:
-    """`table` [own ids, hidden], from id `first` on."""
+    """`table` [own ids, hidden], starting at id `first`."""
 
     __slots__ = ("_first", "_group", "table")
 
@@ -68,5 +68,5 @@ class Embedding:
             return F.embedding(ids, self.table)
         own = ids - self._first
         elsewhere = (own < 0) | (own >= self.table.shape[0])
-        found = F.embedding(own.masked_fill_(elsewhere, 0), self.table)
-        return self._group.sum_(found.masked_fill_(elsewhere[:, None], 0.0))
+        rows = F.embedding(own.masked_fill_(elsewhere, 0), self.table)
+        return self._group.sum_(rows.masked_fill_(elsewhere[:, None], 0.0))

@@ -1,5 +1,5 @@
-"""Checkpoint: safetensors files of a directory, one tensor at a time, checked against what the model expects.
-Weights: the same as layers take it, in one type and on one device.
+"""Checkpoint: the safetensors files of a directory, read one tensor at a time and checked against the model.
+Weights: the same tensors for layers, in one dtype and on one device.
 
 Knows file formats and names; not what the tensors are for.
 """
@@ -29,12 +29,12 @@ SHOW_PROGRESS_FROM = 1 << 30  # bytes of weights
 class Checkpoint:
     """An open checkpoint; use as a context manager. Every error names file and tensor.
 
-    take() reads one tensor; finish() checks that nothing expected is missing and nothing unexpected was left.
-    `bytes_taken`: of all tensors, or parts of tensors, that were read.
+    take() reads one tensor; finish() checks that no unexpected tensors are left. `bytes_taken`: bytes of all
+    tensors, or parts of tensors, read so far.
     """
 
     def __init__(self, directory: Path, *, progress: bool = True) -> None:
-        """progress: show it, where there is much to read."""
+        """progress: show a progress bar if there is much to read."""
         self.directory, self.bytes_taken = directory, 0
         self._progress = progress
         self._stack = contextlib.ExitStack()
@@ -84,24 +84,24 @@ class Checkpoint:
     def _open_shards(self, weight_map: Fields) -> None:
         if not weight_map.values:
             raise weight_map.fail("names no tensors")
-        found: dict[str, set[str]] = {}
+        shards: dict[str, set[str]] = {}
         for name in weight_map.values:
             file = weight_map.text(name)
             if Path(file).name != file:
                 raise weight_map.fail(f"{name!r} points outside the directory: {file!r}")
-            if file not in found:
+            if file not in shards:
                 if not (self.directory / file).is_file():
                     raise ModelLoadError(
                         f"the shard is missing; {INDEX} expects {name!r} in it",
                         where=str(self.directory / file),
                     )
-                found[file] = set(self._open_file(file))
-            if name not in found[file]:
+                shards[file] = set(self._open_file(file))
+            if name not in shards[file]:
                 raise ModelLoadError(
                     f"lacks {name!r}, which {INDEX} expects in it", where=str(self.directory / file)
                 )
             self._where[name] = file
-        for file, names in found.items():
+        for file, names in shards.items():
             stray = sorted(names - set(weight_map.values))
             if stray:
                 raise ModelLoadError(
@@ -124,7 +124,7 @@ class Checkpoint:
         return str(self.directory / self._where.get(name, ""))
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Raises ModelLoadError: missing, unreadable."""
+        """Raises ModelLoadError if the tensor is missing or unreadable."""
         file = self._where.get(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
@@ -137,7 +137,7 @@ class Checkpoint:
         return name in self._taken
 
     def skip(self, name: str) -> None:
-        """The tensor is not needed, if it is there."""
+        """Ignore the tensor, if it exists."""
         self._taken.add(name)
 
     def take(
@@ -148,13 +148,13 @@ class Checkpoint:
         columns: range | None = None,
         types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
-        """The tensor `name`, on the CPU, in the checkpoint's type; `rows`, `columns`: only those of it are
-        read (None: all). Raises ModelLoadError: missing, another shape than `shape`, a type that is none of
-        `types` (plain floating point), unreadable."""
+        """The tensor `name`, on the CPU, in the checkpoint's dtype. `rows`, `columns`: read only these (None:
+        all). Raises ModelLoadError if it is missing or unreadable, or its shape is not `shape`, or its dtype
+        is not one of `types` (default: plain floating point)."""
         if rows is None and columns is None:
             return self._read(name, shape, None, types)
-        places = (rows,) if columns is None else (rows, columns)
-        return self._read(name, shape, tuple(map(_slice, places)), types)
+        parts = (rows,) if columns is None else (rows, columns)
+        return self._read(name, shape, tuple(map(_slice, parts)), types)
 
     def entry(
         self,
@@ -165,24 +165,24 @@ class Checkpoint:
         columns: range | None = None,
         types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
-        """One entry of the first dimension of the tensor `name`, which has this shape, as take() gives one:
+        """One entry of the first dimension of the tensor `name`, whose shape is `shape`, as with take():
         [rows, columns, all of further dimensions]."""
-        places = tuple(_slice(place) for place in (rows, columns))[: len(shape) - 1]
-        return self._read(name, shape, (slice(entry, entry + 1), *places), types)[0]
+        parts = tuple(_slice(part) for part in (rows, columns))[: len(shape) - 1]
+        return self._read(name, shape, (slice(entry, entry + 1), *parts), types)[0]
 
     def _read(
         self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
     ) -> Tensor:
-        """part: what of it, by dimension; None: all."""
+        """part: a slice per dimension; None: everything."""
         file, path = self._where.get(name), self.path_of(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
             stored = self._files[file].get_slice(name)
-            found = tuple(stored.get_shape())
-            if found != tuple(shape):
+            stored_shape = tuple(stored.get_shape())
+            if stored_shape != tuple(shape):
                 raise ModelLoadError(
-                    f"{name!r} has shape {list(found)}, config.json implies {list(shape)}", where=path
+                    f"{name!r} has shape {list(stored_shape)}, config.json implies {list(shape)}", where=path
                 )
             tensor: Tensor = self._files[file].get_tensor(name) if part is None else stored[part]
         except SafetensorError as error:
@@ -196,8 +196,8 @@ class Checkpoint:
         return tensor
 
     def finish(self, ignored: tuple[str, ...], beyond: tuple[str, ...] = ()) -> None:
-        """Raise ModelLoadError if tensors were left that end in none of `ignored` and begin with none of
-        `beyond`: another model's weights."""
+        """Raise ModelLoadError if tensors are left whose name neither ends in one of `ignored` nor begins
+        with one of `beyond`: these are weights of another model."""
         left = sorted(
             name
             for name in self._where
@@ -213,15 +213,15 @@ class Checkpoint:
 
 
 class RandomWeights(Checkpoint):
-    """Small random numbers in place of a checkpoint's tensors, the same of a name each time on one kind of
-    device, which makes them: for measurements where there are no weights."""
+    """Small random numbers instead of a checkpoint's tensors, for measurements without weights. They are
+    created on `device` and depend only on the tensor's name and the kind of device."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self._device = device
         super().__init__(directory, progress=False)
 
     def _open(self) -> None:
-        """No file is read."""
+        """Reads no file."""
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         raise ModelLoadError(
@@ -233,7 +233,7 @@ class RandomWeights(Checkpoint):
     def _read(
         self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
     ) -> Tensor:
-        """Of norms around 1. Raises ModelLoadError where `types` are codes of numbers."""
+        """The weights of norms are around 1. Raises ModelLoadError if `types` are quantised."""
         if torch.float32 not in types:
             raise ModelLoadError(
                 f"{name!r} holds quantised numbers, for which there are no random ones",
@@ -249,9 +249,11 @@ class RandomWeights(Checkpoint):
 
 
 class Weights:
-    """Tensors of a checkpoint as `dtype` on `device`. `prefix`: stands before each name that the checkpoint
-    does not have as it is; `within`: in place of its `model.`. `transposed`: ends of names of matrices that
-    it has as [inputs, outputs]."""
+    """Tensors of a checkpoint as `dtype` on `device`.
+
+    `prefix`: put before each name that the checkpoint does not have as it is. `within`: replaces `model.` at
+    the start of a name. `transposed`: suffixes of matrices that are stored as [inputs, outputs].
+    """
 
     def __init__(
         self,
@@ -276,7 +278,7 @@ class Weights:
         columns: range | None = None,
         types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
-        """In the type it is stored in: see Checkpoint.take."""
+        """The tensor in its stored dtype: see Checkpoint.take."""
         if name.endswith(self._transposed):
             shape = tuple(shape)[::-1]
             return self.checkpoint.take(self._named(name), shape, columns, rows, types).t()
@@ -286,11 +288,11 @@ class Weights:
         return self.checkpoint.shape_of(self._named(name))
 
     def taken(self, name: str) -> bool:
-        """Whether it was taken, or skipped, before."""
+        """Whether it was read or skipped before."""
         return self.checkpoint.taken(self._named(name))
 
     def skip(self, *names: str) -> None:
-        """They are not needed, if they are there."""
+        """Ignore these tensors, if they exist."""
         for name in names:
             self.checkpoint.skip(self._named(name))
 
@@ -303,11 +305,11 @@ class Weights:
         columns: range | None = None,
         types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
-        """As stored: see Checkpoint.entry."""
+        """In its stored dtype: see Checkpoint.entry."""
         return self.checkpoint.entry(self._named(name), shape, entry, rows, columns, types)
 
     def tensor(self, name: str, shape: Sequence[int], rows: range | None = None) -> Tensor:
-        """A copy of its own. Raises ModelLoadError as take() does."""
+        """A copy in `dtype` on `device`. Raises ModelLoadError as take() does."""
         return self.take(name, shape, rows).to(self.device, self.dtype, copy=True)
 
     def path_of(self, name: str) -> str:
@@ -321,5 +323,5 @@ class Weights:
         return self._prefix + name
 
 
-def _slice(places: range | None) -> slice:
-    return slice(None) if places is None else slice(places.start, places.stop)
+def _slice(indices: range | None) -> slice:
+    return slice(None) if indices is None else slice(indices.start, indices.stop)

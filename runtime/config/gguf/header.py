@@ -53,7 +53,7 @@ KINDS: Mapping[int, Kind] = {
 """By ggml's number of the type."""
 
 
-class Place(NamedTuple):
+class TensorInfo(NamedTuple):
     """Where a tensor lies in its file. shape: the rows' number first, what lies side by side last."""
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Header:
 
     path: Path
     values: Mapping[str, Any]
-    tensors: Mapping[str, Place]
+    tensors: Mapping[str, TensorInfo]
 
     @property
     def fields(self) -> Fields:
@@ -176,7 +176,7 @@ def _shape_kind_offset(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
     return tuple(reversed(sizes)), cursor.take("I"), cursor.take("Q")
 
 
-def _place(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, size: int) -> Place:
+def _place(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, size: int) -> TensorInfo:
     kind = KINDS.get(number)
     if kind is None:
         known = ", ".join(one.name for one in KINDS.values())
@@ -197,4 +197,4 @@ def _place(path: Path, name: str, shape: tuple[int, ...], number: int, offset: i
         raise ModelLoadError(
             f"is cut off within {name!r}", where=str(path), hint="truncated download? fetch it again"
         )
-    return Place(shape, kind, offset, nbytes)
+    return TensorInfo(shape, kind, offset, nbytes)

@@ -24,13 +24,13 @@ def takes(x: Tensor, size: int) -> bool:
 
 def kernel(name: str) -> Callable[..., Any] | None:
     """rms_norm, rotate or silu_mul."""
-    native = library() if name in _MADE else None
+    native = library() if name in _KERNELS else None
     return None if native is None else _kernel(name, native)
 
 
 @functools.cache
 def _kernel(name: str, native: Library) -> Callable[..., Any]:
-    return _MADE[name](native)
+    return _KERNELS[name](native)
 
 
 def _threads(numbers: int) -> int:
@@ -85,7 +85,7 @@ def _silu_mul(native: Library) -> Callable[..., Tensor]:
     return silu_mul
 
 
-_MADE: dict[str, Callable[[Library], Callable[..., Any]]] = {
+_KERNELS: dict[str, Callable[[Library], Callable[..., Any]]] = {
     "rms_norm": _rms_norm,
     "rotate": _rotate,
     "silu_mul": _silu_mul,

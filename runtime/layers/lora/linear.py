@@ -1,13 +1,12 @@
-"""Adapted: a LinearMethod that adds low-rank adapters to what another one computes.
+"""Adapted: a LinearMethod that adds low-rank adapters to the results of another one.
 
-The adapters of a pass lie in few places, the same for all matrices: `down` [places, parts * rank, inputs]
-and, for each projection, `up` [places, rank, outputs], zero where an adapter is smaller. Where tokens of
-different adapters alternate, as in a batch that decodes, all adapters are applied to all tokens in two
-products, and a mask [tokens, places] between the two leaves each token its own: no gather, no loop over
-requests, and a few ranks too many cost little beside W. Long stretches with one adapter are computed apart.
+The adapters of a pass lie in a few slots, the same for all matrices: `down` [slots, parts * rank, inputs]
+and, for each projection, `up` [slots, rank, outputs], with zeros if an adapter's rank is smaller. If tokens
+of different adapters alternate, as in a decoding batch, all adapters are applied to all tokens in two
+products, and a mask [tokens, slots] between them keeps each token's own: no gather, no loop over requests,
+and a few extra ranks cost little beside W. Long stretches with one adapter are computed separately.
 
-Of matrices that ranks share each holds its own part of A or of B; what adds up the ranks' results adds up
-these as well.
+If ranks share a matrix, each holds its part of A or of B; the reduction of the ranks' results adds these too.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from runtime.layers.weights import Weights
 from runtime.protocol.errors import InternalFault
 
 LONG = 16
-"""Tokens of stretches, on average, from which on they are computed apart."""
+"""Stretches of at least this many tokens on average are computed separately."""
 
 
 class Stretch(NamedTuple):
-    """Tokens first to last of a pass, and the places they use: bits, all of them in range(low, high). mask:
-    [tokens, high - low], 1 where a token uses a place, else 0; None: all use the only one."""
+    """Tokens first to last of a pass and the adapter slots they use: `bits`, all of them in range(low, high).
+    mask: [tokens, high - low], 1 if a token uses a slot, else 0; None: all use the only one."""
 
     first: int
     last: int
@@ -43,12 +42,13 @@ class Stretch(NamedTuple):
 
 
 class ActiveAdapters:
-    """What the pass under way uses. One object for all matrices of a model, changed between passes.
+    """The adapters of the current pass. All matrices of a model share one object, which changes between
+    passes.
 
-    tokens     how many the pass has; 0: it uses no adapter
-    stretches  those of its tokens that have adapters: one by one where they are long, as prompts are, else
-               all tokens as one
-    bits       a bit for each place in use
+    tokens     number of tokens in the pass; 0: it uses no adapter
+    stretches  its tokens that have adapters: separate stretches if they are long, as prompts are, else all
+    tokens as one
+    bits       one bit for each slot in use
     """
 
     __slots__ = ("bits", "stretches", "tokens")
@@ -63,14 +63,14 @@ class ActiveAdapters:
         self.stretches = ()
 
     def some(self, lengths: Sequence[int], chosen: Sequence[int], like: Tensor) -> None:
-        """Of each row its number of tokens, and its adapter's place or -1 for none; one row has one. `like`:
-        a tensor of the type and on the device of the pass."""
-        used = sorted({place for place in chosen if place >= 0})
-        self.tokens, self.bits = sum(lengths), sum(1 << place for place in used)
+        """Set the rows of the pass: `lengths` (tokens of each row) and `chosen` (each row's adapter slot, or
+        -1). At least one row has an adapter. `like`: a tensor of the pass's dtype and device."""
+        used = sorted({slot for slot in chosen if slot >= 0})
+        self.tokens, self.bits = sum(lengths), sum(1 << slot for slot in used)
         first, apart = 0, []
-        for place, rows in groupby(zip(chosen, lengths), key=lambda row: row[0]):
+        for slot, rows in groupby(zip(chosen, lengths), key=lambda row: row[0]):
             last = first + sum(length for _, length in rows)
-            apart.append((place, first, last))
+            apart.append((slot, first, last))
             first = last
         if self.tokens >= LONG * len(apart) or len(apart) == 1:
             self.stretches = tuple(
@@ -85,8 +85,8 @@ class ActiveAdapters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """Of one projection, in the model's type: down [rank, inputs], up [outputs, rank] with the scale in it;
-    of a matrix that ranks share this rank's own inputs and outputs."""
+    """The factors of one projection, in the model's dtype: down [rank, inputs]; up [outputs, rank], which
+    includes the scale. If ranks share the matrix, only this rank's inputs and outputs."""
 
     down: Tensor
     up: Tensor
@@ -100,8 +100,8 @@ class AdaptedLinear(Linear):
     """`base`, and the adapters of its projections.
 
     inputs  of the whole matrix
-    own     which of them it gets; None: all
-    like    a tensor of the type and on the device of its products
+    own     the inputs it gets; None: all
+    like    a tensor of the dtype and device of its products
     """
 
     __slots__ = ("_active", "_base", "_bits", "_down", "_ups", "_used", "inputs", "like", "own", "parts")
@@ -118,9 +118,9 @@ class AdaptedLinear(Linear):
         self.parts, self.own = tuple(parts), own
         self._base, self._active, self.like = base, active, like
         self.inputs = inputs
-        self._down: Tensor | None = None  # made for the first adapter
+        self._down: Tensor | None = None  # allocated for the first adapter
         self._ups: list[Tensor] = []
-        self._bits = 0  # a bit for each place that holds anything
+        self._bits = 0  # a bit for each slot in use
         self._used = [0] * len(self.parts)  # the same for each projection
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class AdaptedLinear(Linear):
         return self._base.some(x, outputs)
 
     def _add(self, x: Tensor, y: Tensor, stretch: Stretch) -> None:
-        """To y [rows, outputs] what the adapters give for x [rows, inputs]."""
+        """Add to y [rows, outputs] the adapters' results for x [rows, inputs]."""
         assert self._down is not None
         rows, low, high = len(x), stretch.low, stretch.high
         if x.device.type == "cpu" and x.dtype != torch.float32:
@@ -166,37 +166,37 @@ class AdaptedLinear(Linear):
                     y[:, start:end] += (mine @ matrix)[:rows]
             start = end
 
-    def reserve(self, places: int, rank: int) -> None:
-        """Room for adapters of up to `rank` in so many places; what is there stays. Raises RuntimeError when
-        there is no memory for it."""
-        had = 0 if self._down is None else self._down.shape[1] // len(self.parts)
-        if rank <= had:
+    def reserve(self, slots: int, rank: int) -> None:
+        """Allocate `slots` adapter slots of up to `rank`; their contents stay. Raises RuntimeError if there
+        is not enough memory."""
+        old_rank = 0 if self._down is None else self._down.shape[1] // len(self.parts)
+        if rank <= old_rank:
             return
         count, like = len(self.parts), self.like
         columns = self.inputs if self.own is None else len(self.own)
-        down = like.new_zeros(places, count, rank, columns)
-        ups = [like.new_zeros(places, rank, part.computed) for part in self.parts]
+        down = like.new_zeros(slots, count, rank, columns)
+        ups = [like.new_zeros(slots, rank, part.computed) for part in self.parts]
         if self._down is not None:
-            down[:, :, :had] = self._down.unflatten(1, (count, had))
+            down[:, :, :old_rank] = self._down.unflatten(1, (count, old_rank))
             for up, old in zip(ups, self._ups):
-                up[:, :had] = old
+                up[:, :old_rank] = old
         self._down, self._ups = down.flatten(1, 2), ups
 
-    def put(self, place: int, factors: Sequence[Factors | None]) -> None:
-        """The adapter at `place`, for which there is room, is this one from now on: for each projection its
-        factors; None: it leaves it as it is."""
+    def put(self, slot: int, factors: Sequence[Factors | None]) -> None:
+        """Set the adapter in `slot`, for which memory is reserved: the factors of each projection, or None if
+        the adapter does not change it."""
         if self._down is None:
             return
         rank = self._down.shape[1] // len(self.parts)
-        self._down[place].zero_()
-        bit = 1 << place
+        self._down[slot].zero_()
+        bit = 1 << slot
         for index, one in enumerate(factors):
-            self._ups[index][place].zero_()
+            self._ups[index][slot].zero_()
             self._used[index] &= ~bit
             if one is not None:
                 at = index * rank
-                self._down[place, at : at + one.rank] = one.down
-                self._ups[index][place, : one.rank] = one.up.t()
+                self._down[slot, at : at + one.rank] = one.down
+                self._ups[index][slot, : one.rank] = one.up.t()
                 self._used[index] |= bit
         self._bits &= ~bit
         if any(one is not None for one in factors):
@@ -204,8 +204,8 @@ class AdaptedLinear(Linear):
 
 
 class Adapted(LinearMethod):
-    """`method` with adapters on all matrices but those named `without`, of which not all tokens' outputs are
-    computed: the head. `active`: what to set before each pass. `linears`: what was loaded."""
+    """`method` with adapters on all matrices except those named in `without`: the head, which computes only
+    some tokens' outputs. `active`: to be set before each pass. `linears`: what was loaded."""
 
     def __init__(self, method: LinearMethod, without: Collection[str] = ()) -> None:
         self._method, self._without = method, frozenset(without)
@@ -221,15 +221,15 @@ class Adapted(LinearMethod):
         bias: bool,
         own: range | None = None,
     ) -> Linear:
-        made = self._method.load(weights, parts, inputs, bias=bias, own=own)
+        linear = self._method.load(weights, parts, inputs, bias=bias, own=own)
         if any(part.name in self._without for part in parts):
-            return made
+            return linear
         like = torch.empty(0, dtype=weights.dtype, device=weights.device)
-        self.linears.append(AdaptedLinear(made, parts, inputs, own, self.active, like))
+        self.linears.append(AdaptedLinear(linear, parts, inputs, own, self.active, like))
         return self.linears[-1]
 
     def of_some_tokens(self) -> LinearMethod:
-        """Without adapters: which token has which is known for all of a pass's tokens in their order."""
+        """Without adapters: the active adapters are known only for all tokens of a pass in order."""
         return self._method
 
     def shared(self, table: Tensor) -> Linear:

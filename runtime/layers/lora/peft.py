@@ -2,7 +2,8 @@
 the tensors of a projection are <prefix><its name>.lora_A.weight [rank, inputs] and .lora_B.weight [outputs,
 rank]. See peft's LoraConfig and its guide "PEFT checkpoint format".
 
-What changes more than the product of A and B adds is refused by name. Knows no places and no passes.
+Settings that change more than adding the product of A and B are refused by name. Knows no slots and no
+passes.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _REFUSED = {
     "layer_replication": "it has other layers than the model",
     "alora_invocation_tokens": "it holds from certain tokens on only",
 }
-"""Fields of a LoraConfig that change what is computed, and how."""
+"""Fields of a LoraConfig that change the computation, and how."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of init_lora_weights with which the model's own weights are others than the checkpoint's."""
+"""Values of init_lora_weights for which peft changes the model's own weights."""
 
 
 class Target(NamedTuple):
-    """A projection that can be adapted: what of it is computed here, the inputs of its whole matrix, and
-    which of them this rank has (None: all)."""
+    """A projection that can be adapted: the part computed here, the inputs of the whole matrix, and this
+    rank's own inputs (None: all)."""
 
     projection: Projection
     inputs: int
@@ -53,9 +54,9 @@ class Target(NamedTuple):
 def read(
     directory: Path, targets: Mapping[str, Sequence[Target]], dtype: torch.dtype, max_rank: int | None
 ) -> dict[Projection, Factors]:
-    """The factors of each projection that the adapter in `directory` changes, on the CPU; of those that ranks
-    share this rank's own. targets: by the plain() name of the checkpoint's matrix, of which several
-    projections may be stretches. Raises AdapterError."""
+    """The factors of each projection that the adapter in `directory` changes, on the CPU. If ranks share a
+    projection, only this rank's part. targets: projections by the plain() name of the checkpoint's matrix,
+    which may hold several. Raises AdapterError."""
     try:
         config = _Config.read(directory)
     except ModelLoadError as error:
@@ -75,14 +76,14 @@ def read(
 
 
 def plain(name: str) -> str:
-    """Without the parts by which the same text model is called in different checkpoints: an adapter has the
-    names of the modules that it was trained in."""
+    """The name without the prefixes by which checkpoints call the same text model: an adapter uses the names
+    of the modules it was trained in."""
     return _OUTER.sub("", name)
 
 
 class _Config(NamedTuple):
-    """What of a LoraConfig the weights do not say. Keys of the patterns are regular expressions for ends of
-    names of projections."""
+    """The fields of a LoraConfig that the weights do not show. The keys of patterns are regular expressions
+    that match ends of projection names."""
 
     rank: int
     alpha: float
@@ -125,10 +126,13 @@ class _Config(NamedTuple):
 
     def of(self, name: str) -> tuple[int, float]:
         """Rank and scale of the projection `name`. Raises AdapterError."""
-        rank, alpha = self._found(self.ranks, name, self.rank), self._found(self.alphas, name, self.alpha)
+        rank, alpha = (
+            self._matching(self.ranks, name, self.rank),
+            self._matching(self.alphas, name, self.alpha),
+        )
         return int(rank), alpha / (math.sqrt(rank) if self.rslora else rank)
 
-    def _found(self, patterns: Mapping[str, Any], name: str, default: float) -> float:
+    def _matching(self, patterns: Mapping[str, Any], name: str, default: float) -> float:
         for pattern, value in patterns.items():
             try:
                 matches = re.match(rf"(.*\.)?({pattern})$", name)
@@ -165,11 +169,11 @@ class _Reader:
             names.add(key.removeprefix(PREFIX).removesuffix(_DOWN).removesuffix(_UP))
         if not names:
             raise AdapterError("holds no tensors", where=self._path)
-        found: dict[Projection, Factors] = {}
+        factors: dict[Projection, Factors] = {}
         for name in sorted(names):
             for target in self._of(name):
-                found[target.projection] = self._factors(name, target)
-        return found
+                factors[target.projection] = self._factors(name, target)
+        return factors
 
     def _of(self, name: str) -> Sequence[Target]:
         targets = self._targets.get(plain(name))
@@ -216,5 +220,5 @@ class _Reader:
         return tensor
 
 
-def _slice(places: range | None) -> slice:
-    return slice(None) if places is None else slice(places.start, places.stop)
+def _slice(indices: range | None) -> slice:
+    return slice(None) if indices is None else slice(indices.start, indices.stop)

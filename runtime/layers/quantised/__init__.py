@@ -1,7 +1,6 @@
-"""Matrices in codes of few bits: what they lie in (codes), what is computed with them (linear), and in which
-formats checkpoints hold them (formats).
+"""Quantised matrices: their storage (codes), products with them (linear), and the formats of checkpoints
+(formats).
 
-Weights alone are quantised: activations stay as they are, also where a checkpoint says how to round them. A
-product is therefore that of the numbers which the codes stand for, up to the rounding of the type it is
-computed in.
+Only weights are quantised: activations keep their dtype, even if a checkpoint says how to round them. So a
+product is that of the dequantised numbers, up to the rounding of the dtype it is computed in.
 """

@@ -1,4 +1,4 @@
-"""Which LinearMethod a model's matrices are loaded by: as its checkpoint says, or as the user wishes."""
+"""Chooses the LinearMethod that loads a model's matrices: as its checkpoint or the user asks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ FORMATS: dict[str, Callable[[Quantization], Format]] = {
 def open_checkpoint(
     directory: Path, spec: ModelSpec, *, progress: bool, dummy: torch.device | None = None
 ) -> Checkpoint:
-    """Its weights, in whichever kind of file. dummy: random ones, made there. Raises ModelLoadError."""
+    """The checkpoint's weights, in either kind of file. dummy: use random ones, created on that device.
+    Raises ModelLoadError."""
     if dummy is not None:
         return RandomWeights(directory, dummy)
     stored = spec.quantization
@@ -39,14 +40,14 @@ def open_checkpoint(
 
 
 def method_for(spec: ModelSpec, wished: str | None, dense: Dense, *, expand: bool) -> LinearMethod:
-    """wished: RunnerConfig.quantization. expand: for checkpoints in codes; who wishes for codes gets them.
-    Raises BadRequest."""
+    """wished: RunnerConfig.quantization. expand: dequantise checkpoints on load; ignored if the user asks for
+    quantised weights. Raises BadRequest."""
     check_wish(spec.quantization, wished)
     if spec.quantization is not None:
-        made = FORMATS[spec.quantization.method](spec.quantization)
+        format = FORMATS[spec.quantization.method](spec.quantization)
         if wished == "w8a8_int8":
-            return Quantised(made, Int8(), expand=True)
-        return Quantised(made, dense, expand=expand)
+            return Quantised(format, Int8(), expand=True)
+        return Quantised(format, dense, expand=expand)
     if wished is None:
         return dense
     if wished == "w8a8_int8":

@@ -1,7 +1,7 @@
 """Codes: a matrix in codes of 4 or 8 bits, with a scale for each group of inputs of an output.
 
-All formats come down to it: integers or 8-bit floating point, scales for a matrix, an output, a group or a
-rectangle, zero points or none.
+All formats are converted to it: integers or 8-bit floating point; scales per matrix, output, group or
+rectangle; with zero points or without.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from runtime.attention.float8 import widened
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """The number at (output, input) is code * scale - offset, the two of the output and the input's group.
+    """The number at (output, input) is code * scale - offset, with scale and offset of the output and the
+    input's group.
 
-    data     int8 or float8_e4m3fn [outputs, inputs]; or uint8 [outputs, inputs / 2], two codes of 4 bits to a
-             byte: the first half of the inputs in the lower bits, the second in the upper ones, which are
-             unpacked three times as fast as neighbours
-    scale    [outputs, groups], a floating-point type; groups are of `group` inputs, the last may be shorter
+    data     int8 or float8_e4m3fn [outputs, inputs]; or uint8 [outputs, inputs / 2] with two 4-bit codes per
+    byte: the first half of the inputs in the lower bits, the second half in the upper ones (this unpacks
+    three times as fast as pairs of neighbours)
+    scale    [outputs, groups], a floating-point dtype; groups have `group` inputs, the last may be shorter
     offset   [outputs, groups], or None: all zero
-    order    which input of the given ones each column is for, int64 [inputs]; None: in their order
+    order    the input that each column is for, int64 [inputs]; None: in order
     """
 
     data: Tensor
@@ -51,8 +52,8 @@ class Codes:
     def numbers(
         self, outputs: slice | Tensor = slice(None), *, scale: bool = True, offset: bool = True
     ) -> Tensor:
-        """Of some outputs, float32 [outputs, inputs], columns as they lie here (see `order`); without their
-        scales, or offsets, where the caller sees to these."""
+        """The numbers of some outputs, float32 [outputs, inputs], with columns as stored (see `order`).
+        Without scales or offsets if the caller applies them."""
         code = _floats(self.data[outputs])
         if scale:
             self._each(code, self.scale[outputs], Tensor.mul_)
@@ -61,7 +62,7 @@ class Codes:
         return code
 
     def _each(self, code: Tensor, of_groups: Tensor, act: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """In place: act on each number with what its group has."""
+        """Apply `act` in place to each number with its group's value."""
         rows, inputs = code.shape
         if inputs % self.group:  # the last group is shorter
             act(code, of_groups.float().repeat_interleave(self.group, 1)[:, :inputs])
@@ -69,20 +70,20 @@ class Codes:
             act(code.view(rows, -1, self.group), of_groups.float().unsqueeze(-1))
 
     def dense(self) -> Tensor:
-        """float32 [outputs, inputs], columns in the inputs' order."""
-        made = self.numbers()
+        """float32 [outputs, inputs], columns in the order of the inputs."""
+        numbers = self.numbers()
         if self.order is None:
-            return made
-        return torch.empty_like(made).index_copy_(1, self.order, made)
+            return numbers
+        return torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
     def sums(self, x: Tensor) -> Tensor:
-        """Of each group's inputs [rows, groups], x [rows, inputs] in the columns' order."""
+        """The sum of each group's inputs, [rows, groups]; x [rows, inputs] in the order of the columns."""
         if more := -x.shape[1] % self.group:
             x = F.pad(x, (0, more))
         return x.unflatten(1, (-1, self.group)).sum(-1)
 
     def rows(self, own: range | None) -> Codes:
-        """Of the outputs `own` alone (None: all)."""
+        """Only the outputs `own` (None: all)."""
         if own is None:
             return self
         part = slice(own.start, own.stop)
@@ -92,8 +93,8 @@ class Codes:
         )
 
     def columns(self, own: range | None) -> Codes:
-        """For the inputs `own` alone (None: all). Raises ValueError where codes that lie together do not stay
-        so."""
+        """Only the inputs `own` (None: all). Raises ValueError if that would split codes which are stored
+        together."""
         if own is None:
             return self
         if self.order is not None:
@@ -104,22 +105,22 @@ class Codes:
             data = nibbles(_apart(self.data)[:, own.start : own.stop])
         else:
             data = self.data[:, own.start : own.stop].contiguous()
-        # Groups as large as lie wholly on one side of each end.
+        # The largest groups that neither end of `own` splits.
         group = math.gcd(self.group, own.start, own.stop)
         if self.group >= self.inputs:
-            group, taken = len(own), torch.zeros(1, dtype=torch.int64)
+            group, groups = len(own), torch.zeros(1, dtype=torch.int64)
         else:
-            taken = torch.arange(own.start, own.stop, group) // self.group
-        taken = taken.to(self.data.device)
+            groups = torch.arange(own.start, own.stop, group) // self.group
+        groups = groups.to(self.data.device)
         return Codes(
             data,
-            self.scale.index_select(1, taken),
+            self.scale.index_select(1, groups),
             group,
-            None if self.offset is None else self.offset.index_select(1, taken),
+            None if self.offset is None else self.offset.index_select(1, groups),
         )
 
     def to(self, device: torch.device) -> Codes:
-        """A copy of its own: what was read may lie in a file's memory, all of which it would hold."""
+        """A copy. The original may lie in a file's memory, which it would keep mapped."""
         offset, order = (None if one is None else one.to(device) for one in (self.offset, self.order))
         return Codes(
             self.data.to(device, copy=True), self.scale.to(device, copy=True), self.group, offset, order
@@ -127,18 +128,18 @@ class Codes:
 
 
 def stacked(parts: Sequence[Codes]) -> list[Codes]:
-    """The same matrices, in as few as can be: neighbours whose codes are of one kind lie in one."""
-    made: list[Codes] = []
+    """The same matrices in as few as possible: neighbours with the same kind of codes are joined."""
+    merged: list[Codes] = []
     for part in parts:
-        if made and _alike(made[-1], part):
-            last = made.pop()
+        if merged and _alike(merged[-1], part):
+            last = merged.pop()
             offset = None
             if last.offset is not None and part.offset is not None:
                 offset = torch.cat((last.offset, part.offset))
             data = torch.cat((last.data.view(torch.uint8), part.data.view(torch.uint8))).view(part.data.dtype)
             part = Codes(data, torch.cat((last.scale, part.scale)), part.group, offset, part.order)
-        made.append(part)
-    return made
+        merged.append(part)
+    return merged
 
 
 def _alike(one: Codes, other: Codes) -> bool:
@@ -150,22 +151,22 @@ def _alike(one: Codes, other: Codes) -> bool:
 
 
 def nibbles(codes: Tensor) -> Tensor:
-    """[rows, inputs] of 0 to 15, any integer type -> uint8 [rows, inputs / 2]: see Codes.data."""
+    """[rows, inputs] of 0 to 15, any integer dtype -> uint8 [rows, inputs / 2]: see Codes.data."""
     lower, upper = codes.to(torch.uint8).chunk(2, 1)
     return lower | (upper << 4)
 
 
 def _apart(data: Tensor) -> Tensor:
-    """The other way round."""
+    """The inverse of nibbles()."""
     return torch.cat((data & 15, data >> 4), 1)
 
 
 def _floats(data: Tensor) -> Tensor:
-    """The codes as float32, a tensor of its own."""
+    """The codes as float32, in a new tensor."""
     if data.dtype == torch.uint8:
         rows, half = data.shape
-        made = torch.empty(rows, 2 * half, device=data.device)
-        made[:, :half].copy_(data & 15)
-        made[:, half:].copy_(data >> 4)
-        return made
+        numbers = torch.empty(rows, 2 * half, device=data.device)
+        numbers[:, :half].copy_(data & 15)
+        numbers[:, half:].copy_(data >> 4)
+        return numbers
     return widened(data, torch.float32)

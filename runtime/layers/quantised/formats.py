@@ -1,4 +1,4 @@
-"""Formats: how checkpoints hold matrices in codes. Each gives Codes of a matrix by its name.
+"""Formats: how checkpoints store quantised matrices. Each returns the Codes of a matrix by its name.
 
 Sources: the `compressed-tensors` package's documentation; DeepSeek-V3's README (weights in fp8 with scales of
 128 x 128 blocks); AWQ (arXiv 2306.00978) and GPTQ (arXiv 2210.17323) as AutoAWQ and AutoGPTQ write them.
@@ -21,15 +21,15 @@ from runtime.protocol.errors import ModelLoadError
 WORD = 32
 """Bits of the integers that codes are packed into."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours each four bits of an AWQ word hold, from the lowest up."""
+"""The index among eight neighbours of each four bits of an AWQ word, from the lowest bits up."""
 _ACTIVATIONS = ("input_scale", "input_zero_point", "input_scale_ub", "activation_scale", "output_scale")
-"""Of activations that are not quantised here."""
+"""Tensors about activations, which are not quantised here."""
 
 
 class Format(ABC):
     @abstractmethod
     def holds(self, weights: Weights, name: str) -> bool:
-        """Whether the matrix `name` is in codes."""
+        """Whether the matrix `name` is quantised."""
 
     @abstractmethod
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
@@ -37,8 +37,8 @@ class Format(ABC):
 
 
 class CompressedTensors(Format):
-    """`weight` in codes, or `weight_packed` into words along the inputs; `weight_scale`,
-    `weight_zero_point` and `weight_g_idx`. Packed codes and zero points are stored plus half their range."""
+    """`weight` as codes, or `weight_packed` into words along the inputs; `weight_scale`, `weight_zero_point`
+    and `weight_g_idx`. Packed codes and zero points are stored with half their range added."""
 
     def __init__(self, kept: Quantization) -> None:
         self._kept = kept
@@ -82,13 +82,13 @@ class CompressedTensors(Format):
         if self._kept.symmetric:
             weights.skip(name)
             return None
-        found = weights.take(name, weights.shape_of(name), types=(torch.int8, *LOADABLE)).float()
-        zeros, _ = _spread(found, self._kept, outputs, inputs)
+        stored_zeros = weights.take(name, weights.shape_of(name), types=(torch.int8, *LOADABLE)).float()
+        zeros, _ = _spread(stored_zeros, self._kept, outputs, inputs)
         return zeros * scale.float()
 
 
 class Float8(Format):
-    """`weight` in float8_e4m3fn, and `weight_scale_inv` or `weight_scale`, which it is multiplied with."""
+    """`weight` in float8_e4m3fn, multiplied by `weight_scale_inv` or `weight_scale`."""
 
     def __init__(self, kept: Quantization) -> None:
         self._kept = kept
@@ -106,8 +106,8 @@ class Float8(Format):
 
 
 class AWQ(Format):
-    """`qweight` [inputs, outputs / 8] and `qzeros` [groups, outputs / 8] in words along the outputs, in an
-    order of their own; `scales` [groups, outputs]."""
+    """`qweight` [inputs, outputs / 8] and `qzeros` [groups, outputs / 8] in words along the outputs, in AWQ's
+    own order; `scales` [groups, outputs]."""
 
     def __init__(self, kept: Quantization) -> None:
         self._kept = kept
@@ -156,7 +156,7 @@ class GPTQ(Format):
             f"{name}.qzeros", (groups, _ceil(outputs * kept.bits, WORD)), types=(torch.int32,)
         )
         zeros = unpacked(packed, kept.bits)[:, :outputs].t()
-        if kept.zeros_less_one:  # in as many bits, so that the highest became none
+        if kept.zeros_less_one:  # stored with wrap-around, so that 0 became the highest value
             zeros = (zeros.int() + 1) & ((1 << kept.bits) - 1)
         scale = weights.take(f"{name}.scales", (groups, outputs)).t().contiguous()
         index = None
@@ -167,7 +167,7 @@ class GPTQ(Format):
 
 
 class Float8OnLoad(Format):
-    """Plain weights, rounded while they are loaded to float8_e4m3fn with a scale for each output."""
+    """Plain weights, rounded on load to float8_e4m3fn with a scale per output."""
 
     def holds(self, weights: Weights, name: str) -> bool:
         return True
@@ -182,10 +182,10 @@ class Float8OnLoad(Format):
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 [rows, words] -> uint8 [rows, words * 32 / bits], the lowest bits of a word first."""
     each = WORD // bits
-    made = torch.empty(*words.shape, each, dtype=torch.uint8)
-    for place in range(each):
-        made[..., place] = (words >> (bits * place)) & ((1 << bits) - 1)
-    return made.flatten(1)
+    codes = torch.empty(*words.shape, each, dtype=torch.uint8)
+    for index in range(each):
+        codes[..., index] = (words >> (bits * index)) & ((1 << bits) - 1)
+    return codes.flatten(1)
 
 
 def _integers(
@@ -197,8 +197,8 @@ def _integers(
     index: Tensor | None,
     where: str,
 ) -> Codes:
-    """codes uint8 [outputs, inputs]; zeros: the code of zero, one or [outputs, groups]; index [inputs]: each
-    input's group."""
+    """codes uint8 [outputs, inputs]; zeros: the code of zero, a number or [outputs, groups]; index [inputs]:
+    the group of each input."""
     order = None if index is None else _order(index.long(), group, where)
     if order is not None:
         codes = codes[:, order]
@@ -216,7 +216,7 @@ def _integers(
 
 
 def _order(index: Tensor, group: int, where: str) -> Tensor | None:
-    """The inputs group by group; None: so they are already."""
+    """The inputs sorted by group; None if they are already."""
     straight = torch.arange(len(index)) // group
     if torch.equal(index, straight):
         return None
@@ -229,29 +229,29 @@ def _order(index: Tensor, group: int, where: str) -> Tensor | None:
 
 
 def _scales(weights: Weights, name: str, kept: Quantization, outputs: int, inputs: int) -> tuple[Tensor, int]:
-    """[outputs, groups], and inputs per group."""
+    """The scales [outputs, groups], and the inputs per group."""
     shape = weights.shape_of(name)
-    found = weights.take(name, shape)
+    stored = weights.take(name, shape)
     try:
-        return _spread(found, kept, outputs, inputs)
+        return _spread(stored, kept, outputs, inputs)
     except ValueError as error:
         raise ModelLoadError(f"{name!r} {error}", where=weights.path_of(name)) from error
 
 
-def _spread(given: Tensor, kept: Quantization, outputs: int, inputs: int) -> tuple[Tensor, int]:
-    """What is given for the matrix, for each output, group or rectangle: [outputs, groups], and inputs per
-    group. Raises ValueError."""
-    if kept.block is not None and given.ndim == 2:
+def _spread(values: Tensor, kept: Quantization, outputs: int, inputs: int) -> tuple[Tensor, int]:
+    """Spread values per matrix, output, group or rectangle to [outputs, groups]; returns them and the inputs
+    per group. Raises ValueError."""
+    if kept.block is not None and values.ndim == 2:
         tall, wide = kept.block
-        if given.shape == (_ceil(outputs, tall), _ceil(inputs, wide)):
-            return given.repeat_interleave(tall, 0)[:outputs].contiguous(), wide
-    elif given.numel() == 1:
-        return given.reshape(1, 1).repeat(outputs, 1), inputs
-    elif kept.group and given.shape == (outputs, _ceil(inputs, kept.group)):
-        return given.contiguous(), kept.group
-    elif given.numel() == outputs:
-        return given.reshape(outputs, 1), inputs
-    raise ValueError(f"has shape {list(given.shape)}, which does not fit [{outputs}, {inputs}]")
+        if values.shape == (_ceil(outputs, tall), _ceil(inputs, wide)):
+            return values.repeat_interleave(tall, 0)[:outputs].contiguous(), wide
+    elif values.numel() == 1:
+        return values.reshape(1, 1).repeat(outputs, 1), inputs
+    elif kept.group and values.shape == (outputs, _ceil(inputs, kept.group)):
+        return values.contiguous(), kept.group
+    elif values.numel() == outputs:
+        return values.reshape(outputs, 1), inputs
+    raise ValueError(f"has shape {list(values.shape)}, which does not fit [{outputs}, {inputs}]")
 
 
 def _checked(weights: Weights, name: str, shape: Sequence[int], types: Sequence[torch.dtype]) -> Tensor:

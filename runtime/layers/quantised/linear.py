@@ -1,8 +1,8 @@
-"""Products with matrices in codes, and the method that loads them.
+"""Products with quantised matrices, and the method that loads them.
 
-The numbers are made from the codes for a stretch of outputs at a time, which is then multiplied with and
-forgotten: memory holds the codes alone. Where it has room for the numbers, they are faster, on CPUs by far:
-`expand` makes them when the model is loaded, and the matrices are dense ones from then on.
+Weights are dequantised for a range of outputs at a time, multiplied and dropped: memory holds only the codes.
+If there is memory for the numbers, using them is faster, on CPUs by far: `expand` dequantises when the model
+is loaded, and the matrices are dense from then on.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from runtime.layers.weights import Weights
 from runtime.protocol.errors import ModelLoadError
 
 KERNEL_ROWS = 64
-"""Up to how many rows a kernel that makes the numbers as it multiplies is used, on GPUs."""
+"""On GPUs a kernel that dequantises while it multiplies is used for at most this many rows."""
 _AT_ONCE = {"cpu": 1 << 19}
-"""Numbers made at once: on CPUs about as many as caches hold (the least of 2^16 to 2^19, measured)."""
+"""Numbers dequantised at once; on CPUs about as many as caches hold (the fastest of 2^16 to 2^19)."""
 _AT_ONCE_ELSEWHERE = 1 << 26
 
 
 class QuantisedLinear(Linear):
-    """The outputs of `parts` side by side; bias [outputs] or None."""
+    """The outputs of `parts`, concatenated; bias [outputs] or None."""
 
     __slots__ = ("_bias", "_outputs", "_parts")
 
@@ -40,7 +40,7 @@ class QuantisedLinear(Linear):
 
     @property
     def nbytes(self) -> int:
-        """Of the codes, and all that belongs to them."""
+        """Bytes of the codes, scales and offsets."""
         return sum(part.nbytes for part in self._parts)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,44 +56,44 @@ class QuantisedLinear(Linear):
         for part in self._parts:
             of = outputs - first
             [here] = ((of >= 0) & (of < part.outputs)).nonzero(as_tuple=True)
-            given = _as_computed(x if part.order is None else x.index_select(1, part.order))
-            weight = part.numbers(of[here]).to(given.dtype)
-            y.index_copy_(1, here, F.linear(given, weight).to(y.dtype))
+            inputs = _as_computed(x if part.order is None else x.index_select(1, part.order))
+            weight = part.numbers(of[here]).to(inputs.dtype)
+            y.index_copy_(1, here, F.linear(inputs, weight).to(y.dtype))
             first += part.outputs
         return y if self._bias is None else y.add_(self._bias.index_select(0, outputs))
 
 
 def _product(x: Tensor, part: Codes) -> Tensor:
-    """x [rows, inputs], in the columns' order -> [rows, outputs], in the type that it is computed in."""
+    """x [rows, inputs], in the order of the columns -> [rows, outputs], in the dtype of the computation."""
     if x.shape[0] <= KERNEL_ROWS and (fused := kernel("codes_matmul", x.device)) is not None:
-        made: Tensor = fused(x.contiguous(), part.data, part.scale, part.offset, part.group)
-        return made
-    given = _as_computed(x)
-    y = given.new_empty(x.shape[0], part.outputs)
-    # In float32 scales of whole outputs cost less in the results than in each number, and offsets as a
+        out: Tensor = fused(x.contiguous(), part.data, part.scale, part.offset, part.group)
+        return out
+    inputs = _as_computed(x)
+    y = inputs.new_empty(x.shape[0], part.outputs)
+    # In float32 it is cheaper to apply one scale per output to the results, and to subtract the offsets as a
     # product with the groups' sums.
-    exact = given.dtype == torch.float32
+    exact = inputs.dtype == torch.float32
     apart, flat = exact and part.offset is not None, exact and part.scale.shape[1] == 1
     step = max(1, _AT_ONCE.get(x.device.type, _AT_ONCE_ELSEWHERE) // part.inputs)
     for first in range(0, part.outputs, step):
         weight = part.numbers(slice(first, first + step), scale=not flat, offset=not apart)
-        y[:, first : first + step] = F.linear(given, weight.to(given.dtype))
+        y[:, first : first + step] = F.linear(inputs, weight.to(inputs.dtype))
     if flat:
         y *= part.scale.float().t()
     if part.offset is not None and apart:
-        y -= F.linear(part.sums(given), part.offset)
+        y -= F.linear(part.sums(inputs), part.offset)
     return y
 
 
 def _as_computed(x: Tensor) -> Tensor:
-    """On CPUs in float32, which the numbers are made in: bfloat16 costs a conversion of them, and a program
-    of oneDNN's for each number of rows."""
+    """In float32 on CPUs, the dtype of dequantised numbers. bfloat16 would cost a conversion, and a oneDNN
+    program for each number of rows."""
     return x.float() if x.device.type == "cpu" else x
 
 
 class Quantised(LinearMethod):
-    """Matrices that `format` finds are read in codes, others by `other`. plain: names of those that it is not
-    asked for. expand: keep not the codes, but what `other` makes of their numbers."""
+    """Matrices that `format` holds are read as codes, others by `other`. plain: names of matrices that are
+    never quantised. expand: keep `other`'s matrices of the dequantised numbers instead of the codes."""
 
     def __init__(
         self, format: Format, other: Dense | Int8, *, plain: Sequence[str] = (), expand: bool
@@ -114,7 +114,7 @@ class Quantised(LinearMethod):
             return self._other.load(weights, parts, inputs, bias=bias, own=own)
         biases = [_bias(weights, part, bias) for part in parts]
         added = torch.cat([one for one in biases if one is not None]) if bias else None
-        mixed = not all(in_codes)  # kept as numbers: a product is worth more than their memory
+        mixed = not all(in_codes)  # dequantised: one product is worth more than the memory
         if not mixed and not self._expand:
             return QuantisedLinear([self._codes(weights, part, inputs, own) for part in parts], added)
         outputs = [part.computed for part in parts]
@@ -145,12 +145,12 @@ class Quantised(LinearMethod):
             ) from error
 
 
-def _bias(weights: Weights, part: Projection, wanted: bool) -> Tensor | None:
-    """Some quantisers write a bias of zeros for every matrix that has none."""
+def _bias(weights: Weights, part: Projection, has_bias: bool) -> Tensor | None:
+    """The bias, if the model has one. Some quantisers write a bias of zeros for matrices without one."""
     name = f"{part.name}.bias"
-    if wanted:
+    if has_bias:
         return weights.tensor(name, (part.outputs,), part.own)
-    # One that was taken is added elsewhere: to the sum of the ranks' products.
+    # One that was already read is added elsewhere: to the sum of the ranks' products.
     if name in weights and not weights.taken(name) and weights.take(name, (part.outputs,)).any():
         raise ModelLoadError(
             f"{name!r} is a bias that the model has no place for", where=weights.path_of(name)

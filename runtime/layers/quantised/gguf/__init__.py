@@ -1,1 +1,1 @@
-"""Weights in GGUF files: `blocks` knows what ggml's types hold, `checkpoint` where a model's tensors are."""
+"""Weights in GGUF files: `blocks` decodes ggml's types, `checkpoint` reads a model's tensors."""

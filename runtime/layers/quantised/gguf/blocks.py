@@ -1,7 +1,7 @@
-"""ggml's quantised types as Codes. A row of a matrix is a line of blocks, each with its scales and codes.
+"""ggml's quantised types as Codes. A row of a matrix is a sequence of blocks, each with its scales and codes.
 
 Source: the types' definitions in ggml (github.com/ggml-org/ggml, src/ggml-common.h). d and m below are a
-block's scale and its least number, in float16; q4 to q6 the codes of so many bits.
+block's scale and minimum, in float16; q4 to q6 are codes of 4 to 6 bits.
 
 | type | numbers | a block                                              | number                   |
 |------|---------|------------------------------------------------------|--------------------------|
@@ -14,8 +14,8 @@ block's scale and its least number, in float16; q4 to q6 the codes of so many bi
 | Q5_K | 256     | d, m, (scale, least) of 6 bits [8], fifth bits, q4   | d scale q - m least      |
 | Q6_K | 256     | q4[256], two upper bits [256], scale int8[16], d     | d scale (q - 32)         |
 
-Codes of four bits lie in halves: a byte's lower one is of the first half of a stretch (the block, or 64
-numbers of a K block, or 128 of Q6_K by quarters), its upper one of the second half.
+Four-bit codes are stored in halves: the lower half of a byte belongs to the first half of a stretch (the
+block, or 64 numbers of a K block, or 128 of Q6_K by quarters), the upper half to the second.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from runtime.layers.quantised.codes import Codes, nibbles
 
 
 def codes_of(kind: str, rows: Tensor) -> Codes:
-    """rows: uint8 [outputs, bytes of a row], of a quantised type (see TYPES)."""
+    """rows: uint8 [outputs, bytes per row], of a quantised type (see TYPES)."""
     size, read = TYPES[kind]
     return read(rows.unflatten(1, (-1, size)))
 
 
 def _halves(data: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor and its last dimension: the first two bytes, and the others."""
+    """Split the last dimension: the first two bytes, and the rest."""
     return data[..., :2], data[..., 2:]
 
 
@@ -45,7 +45,7 @@ def _half(data: Tensor) -> Tensor:
 
 
 def _split(data: Tensor) -> Tensor:
-    """[..., n] bytes -> [..., 2 n]: all lower halves, then all upper ones."""
+    """[..., n] bytes -> [..., 2 n]: all lower halves, then all upper halves."""
     return torch.cat((data & 15, data >> 4), -1)
 
 
@@ -77,13 +77,14 @@ def _q5_1(blocks: Tensor) -> Codes:
 
 
 def _bits(data: Tensor) -> Tensor:
-    """[..., 4] bytes -> [..., 32]: each bit, the lowest of the first byte first."""
+    """[..., 4] bytes -> [..., 32] bits, the lowest of the first byte first."""
     return ((data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2)
 
 
 def _scales_of_six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., 12] bytes -> scale and least [..., 8] float32. Of the first four the first eight bytes hold six
-    bits each; of the others the last four bytes hold the lower four, and the first eight the upper two."""
+    """[..., 12] bytes -> scale and minimum [..., 8] float32, of six bits each. The first eight bytes hold the
+    first four scales and minima in their lower six bits. For the other four, the last four bytes hold the
+    lower four bits, and the upper two bits of the first eight bytes the rest."""
     first, second, third = data[..., :4], data[..., 4:8], data[..., 8:]
     scale = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), -1)
     least = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), -1)
@@ -91,8 +92,8 @@ def _scales_of_six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _k(blocks: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale and offset [outputs, groups of 32] and codes of four bits [outputs, blocks, 4, 2, 32]: of 64
-    numbers each."""
+    """Scale and offset [outputs, groups of 32], and 4-bit codes [outputs, blocks, 4, 2, 32] in stretches of
+    64 numbers."""
     scale, least = _scales_of_six_bits(blocks[..., 4:16])
     d, m = (_half(blocks[..., at : at + 2]).float().unsqueeze(-1) for at in (0, 2))
     lying = codes.unflatten(-1, (4, 32))
@@ -106,15 +107,15 @@ def _q4_k(blocks: Tensor) -> Codes:
 
 def _q5_k(blocks: Tensor) -> Codes:
     scale, offset, codes = _k(blocks, blocks[..., 48:])
-    # A number's fifth bit is in the byte of its place among 32, at the bit of its stretch of 32.
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    fifth = ((blocks[..., None, 16:48] >> places) & 1).unflatten(-2, (4, 2))
+    # A number's fifth bit: the byte is its index within 32 numbers, the bit is the index of these 32.
+    shifts = torch.arange(8, dtype=torch.uint8)[:, None]
+    fifth = ((blocks[..., None, 16:48] >> shifts) & 1).unflatten(-2, (4, 2))
     return Codes((codes | (fifth << 4)).to(torch.int8).flatten(1), scale, 32, offset)
 
 
 def _q6_k(blocks: Tensor) -> Codes:
-    # Two stretches of 128 numbers, each in four quarters of 32: lower bits of the first and third, and of the
-    # second and fourth quarter share bytes; so do the upper bits of all four.
+    # Two stretches of 128 numbers, each in four quarters of 32. The first and third quarter share bytes for
+    # their lower bits, as do the second and fourth; all four share bytes for their upper bits.
     lower = blocks[..., :128].unflatten(-1, (2, 64))
     fours = torch.cat((lower & 15, lower >> 4), -1).unflatten(-1, (4, 32))
     upper = blocks[..., 128:192].unflatten(-1, (2, 1, 32))
@@ -135,4 +136,4 @@ TYPES: dict[str, tuple[int, Callable[[Tensor], Codes]]] = {
     "Q5_K": (176, _q5_k),
     "Q6_K": (210, _q6_k),
 }
-"""Name -> bytes of a block, and what reads blocks [outputs, blocks, bytes]."""
+"""Name -> bytes per block, and the function that decodes blocks [outputs, blocks, bytes]."""

@@ -1,4 +1,4 @@
-"""GGUFCheckpoint: the weights of a GGUF file under the names that safetensors have, and their Format."""
+"""GGUFCheckpoint: the weights of a GGUF file under their names in safetensors, and their Format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.config.gguf.directory import WEIGHTS
-from runtime.config.gguf.header import Place, read_header
+from runtime.config.gguf.header import TensorInfo, read_header
 from runtime.layers.quantised.codes import Codes
 from runtime.layers.quantised.formats import Format
 from runtime.layers.quantised.gguf.blocks import TYPES, codes_of
@@ -22,7 +22,7 @@ _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
-    "rope_freqs": "rope_freqs",  # read with the settings
+    "rope_freqs": "rope_freqs",  # already read with the settings
 }
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -43,42 +43,42 @@ _PAIRS_APART = re.compile(r"\.self_attn\.(q|k)_proj\.(weight|bias)$")
 
 
 class GGUFCheckpoint(Checkpoint):
-    """Of a directory that `directory_of` made. take() gives numbers whatever the type; codes() gives a matrix
-    in codes."""
+    """The checkpoint of a directory that `directory_of` created. take() returns numbers for any type; codes()
+    returns a quantised matrix."""
 
     def _open(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._infos: dict[str, TensorInfo] = {}
         self._head_counts = (0, 0)
         for link in sorted(self.directory.glob(WEIGHTS)):
             header = read_header(link)
             architecture = header.values.get("general.architecture")
-            if architecture == "llama":  # of several files the first says it
+            if architecture == "llama":  # of several files, only the first has it
                 fields = header.fields
                 heads = fields.integer("llama.attention.head_count")
                 self._head_counts = heads, fields.integer("llama.attention.head_count_kv", heads)
             self._files[link.name] = np.memmap(link, mode="r")
-            for name, place in header.tensors.items():
+            for name, info in header.tensors.items():
                 known = _known(name)
-                self._where[known], self._places[known] = link.name, place
+                self._where[known], self._infos[known] = link.name, info
         self._taken.add("rope_freqs.weight")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._place(name).shape
+        return self._info(name).shape
 
     def quantised(self, name: str) -> bool:
-        """Whether the tensor is there, in codes."""
-        return name in self._places and self._places[name].kind.name in TYPES
+        """Whether the tensor exists and is quantised."""
+        return name in self._infos and self._infos[name].kind.name in TYPES
 
     def codes(self, name: str, shape: Sequence[int], rows: range | None = None) -> Codes:
-        """The matrix of a quantised type, or some of its rows. Raises ModelLoadError."""
-        place = self._checked(name, shape)
+        """The quantised matrix, or some of its rows. Raises ModelLoadError."""
+        info = self._checked(name, shape)
         order = self._order(name, shape[0])
-        data = self._bytes(name, place)
+        data = self._bytes(name, info)
         if order is not None:
             data = data[order if rows is None else order[rows.start : rows.stop]]
         elif rows is not None:
             data = data[rows.start : rows.stop]
-        return codes_of(place.kind.name, data)
+        return codes_of(info.kind.name, data)
 
     def take(
         self,
@@ -91,8 +91,8 @@ class GGUFCheckpoint(Checkpoint):
         if self.quantised(name):
             numbers = self.codes(name, shape, rows).dense()
         else:
-            place = self._checked(name, shape)
-            numbers = self._bytes(name, place).view(_PLAIN[place.kind.name])
+            info = self._checked(name, shape)
+            numbers = self._bytes(name, info).view(_PLAIN[info.kind.name])
             if len(shape) == 1:
                 numbers = numbers.flatten()
             order = self._order(name, shape[0])
@@ -102,42 +102,43 @@ class GGUFCheckpoint(Checkpoint):
                 numbers = numbers[rows.start : rows.stop]
         return numbers if columns is None else numbers[:, columns.start : columns.stop]
 
-    def _place(self, name: str) -> Place:
-        if name not in self._places:
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._infos:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
-        return self._places[name]
+        return self._infos[name]
 
-    def _checked(self, name: str, shape: Sequence[int]) -> Place:
-        place = self._place(name)
-        if place.shape != tuple(shape):
+    def _checked(self, name: str, shape: Sequence[int]) -> TensorInfo:
+        info = self._info(name)
+        if info.shape != tuple(shape):
             raise ModelLoadError(
-                f"{name!r} has shape {list(place.shape)}, its settings imply {list(shape)}",
+                f"{name!r} has shape {list(info.shape)}, its settings imply {list(shape)}",
                 where=self.path_of(name),
             )
-        return place
+        return info
 
-    def _bytes(self, name: str, place: Place) -> Tensor:
-        """uint8 [rows, bytes of a row]; of a vector one row."""
-        lying = self._files[self._where[name]][place.offset : place.offset + place.nbytes]
+    def _bytes(self, name: str, info: TensorInfo) -> Tensor:
+        """uint8 [rows, bytes per row]; a vector is one row."""
+        lying = self._files[self._where[name]][info.offset : info.offset + info.nbytes]
         self._taken.add(name)
-        self.bytes_taken += place.nbytes
+        self.bytes_taken += info.nbytes
         if self._bar is not None:
-            self._bar.update(place.nbytes)
-        rows = place.shape[0] if len(place.shape) > 1 else 1
+            self._bar.update(info.nbytes)
+        rows = info.shape[0] if len(info.shape) > 1 else 1
         return torch.from_numpy(np.array(lying)).view(rows, -1)
 
     def _order(self, name: str, rows: int) -> Tensor | None:
-        """Where the rows of a query or key projection lie. llama.cpp turns neighbours where transformers
-        turns a head's halves, so converters of Llama's models put a head's rows 0, n/2, 1, n/2 + 1, ..."""
-        found = _PAIRS_APART.search(name)
-        if found is None or not self._head_counts[0]:
+        """The order of rows of a query or key projection. llama.cpp rotates neighbouring dimensions,
+        transformers the two halves of a head; so converters of Llama models store a head's rows as 0, n/2, 1,
+        n/2 + 1, ..."""
+        match = _PAIRS_APART.search(name)
+        if match is None or not self._head_counts[0]:
             return None
-        heads = self._head_counts[0] if found[1] == "q" else self._head_counts[1]
+        heads = self._head_counts[0] if match[1] == "q" else self._head_counts[1]
         return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
 
 
 class GGUF(Format):
-    """Each tensor of its own type; those in plain numbers are read as such."""
+    """Each tensor has its own type; unquantised ones are read as they are."""
 
     def holds(self, weights: Weights, name: str) -> bool:
         return _file(weights).quantised(f"{name}.weight")
@@ -152,9 +153,9 @@ def _file(weights: Weights) -> GGUFCheckpoint:
 
 
 def _known(name: str) -> str:
-    """A tensor's name in safetensors; its own where it has none."""
-    if (found := _LAYER.fullmatch(name)) and found[2] in _IN_LAYER:
-        return f"model.layers.{found[1]}.{_IN_LAYER[found[2]]}.{found[3]}"
-    if (found := _OTHER.fullmatch(name)) and found[1] in _NAMES:
-        return f"{_NAMES[found[1]]}.{found[2]}"
+    """A tensor's name in safetensors, or its GGUF name if it has none there."""
+    if (match := _LAYER.fullmatch(name)) and match[2] in _IN_LAYER:
+        return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+    if (match := _OTHER.fullmatch(name)) and match[1] in _NAMES:
+        return f"{_NAMES[match[1]]}.{match[2]}"
     return name
