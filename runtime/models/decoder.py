@@ -1,7 +1,6 @@
 """Decoder: the one decoder-only transformer, shaped by a ModelSpec and its family's names.
 
-Knows layers and the order they come in; attention is handed to it, sampling and scheduling are not its
-business.
+Knows layers and their order. Attention is passed in; sampling and scheduling are not its business.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ log = logging.getLogger(__name__)
 
 
 class Decoder:
-    """Runs flat batches of tokens. Made by load(). `shard`: what of it is here; the ranks that hold the rest
-    run the same batches. `scoring`: what its attention is to be made with."""
+    """Runs flat batches of tokens. Created by load(). `shard`: the part on this rank; the ranks with the rest
+    run the same batches. `scoring`: the options for creating its attention."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Decoder:
         head: Linear,
         tower: VisionTower | None = None,
     ) -> None:
-        """positions: table of learned positions [positions, hidden]. tower: for pictures' tokens."""
+        """positions: table of learned positions [positions, hidden]. tower: computes the tokens of images."""
         self.spec, self.shard, self.tower = spec, shard, tower
         self._embedding, self._positions = embedding, positions
         self._layers, self._final_norm, self._head = layers, final_norm, head
@@ -69,9 +68,9 @@ class Decoder:
         self._rotary_of = [None if rope is None else numbers[rope] for rope in spec.ropes]
         self._heads, self._kv_heads = len(shard.heads(spec)), len(shard.kv_heads(spec))
         self._grows_turned = spec.query_growth is not None and spec.query_growth.turned
-        # Heads that the rotary embedding turns.
+        # Heads that the rotary embedding rotates.
         self._turned = self._heads + self._kv_heads
-        # Rounded as the embedding is, as the families do that have a scale.
+        # In the embedding's dtype, as the families with a scale do.
         self._scale = torch.tensor(spec.embedding_scale, dtype=self.dtype, device=self.device)
 
     @property
@@ -84,47 +83,48 @@ class Decoder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it stands in for one with weights."""
+        """Whether it is a placeholder without weights."""
         return not self._layers
 
     @functools.cached_property
     def _native(self) -> NativeLayers | None:
-        """For passes of few tokens; made with the first one, when it is known which products are faster."""
+        """For passes of few tokens. Created with the first one, when the faster products are known."""
         heads, table = (self._heads, self._kv_heads), self._embedding.table
         return NativeLayers.of(
             self.spec, table, self._layers, self._final_norm, heads, self._rotaries, self._rotary_of
         )
 
     def without_weights(self) -> Decoder:
-        """One of the same shape that computes nothing, to stand in while the memory is to be free. What is
-        small stays."""
+        """A decoder of the same shape that computes nothing: a placeholder while the memory is released.
+        Small parts are kept."""
         none = self._embedding.table.new_empty((0, self.spec.hidden_size))
         embedding, head = Embedding(none, 0, ALONE), DenseLinear(none)
-        made = Decoder(self.spec, self.shard, embedding, None, [], self._final_norm, head, self.tower)
-        made.scoring = self.scoring
-        return made
+        decoder = Decoder(self.spec, self.shard, embedding, None, [], self._final_norm, head, self.tower)
+        decoder.scoring = self.scoring
+        return decoder
 
     def hidden(
         self,
         ids: Tensor,
         positions: Tensor,
         attend: AttentionStep,
-        wanted: Tensor | None = None,
-        given: tuple[Tensor, Tensor] | None = None,
+        output_indices: Tensor | None = None,
+        embedded: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """ids [tokens], positions [tokens] or [3, tokens] (see Rotary) -> the last layer's normalised output
-        [wanted or tokens, hidden].
+        [output_indices or tokens, hidden].
 
-        `wanted`: indices of the tokens whose output is needed; the others still write their keys and values.
-        `given`: indices of tokens that stand for something else, and their embeddings [indices, hidden].
+        `output_indices`: the tokens whose output is needed; the others still write their keys and values.
+        `embedded`: indices of tokens that stand for other inputs, and the embeddings of these [indices,
+        hidden].
         """
-        native = self._native if given is None and positions.dim() == 1 else None
+        native = self._native if embedded is None and positions.dim() == 1 else None
         if native is not None and isinstance(attend, NativeStep) and len(ids) <= native.most:
-            made = native(ids, positions, attend)
-            return made if wanted is None else made[wanted]
+            result = native(ids, positions, attend)
+            return result if output_indices is None else result[output_indices]
         x = self._embedding(ids)
-        if given is not None:
-            x[given[0]] = given[1].to(x.dtype)
+        if embedded is not None:
+            x[embedded[0]] = embedded[1].to(x.dtype)
         if self.spec.embedding_scale != 1.0:
             x = x.mul_(self._scale)
         if self._positions is not None:
@@ -133,23 +133,23 @@ class Decoder:
         step = _Step(attend, angles, self._query_growth(positions))
         last = len(self._layers) - 1
         behind = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
-        given = _normed(x, self._layers[0].attention_norm)
+        normed = _normed(x, self._layers[0].attention_norm)
         for index, (layer, norm) in enumerate(zip(self._layers, behind, strict=True)):
-            attended = self._attention(index, layer, given, step)
-            if index == last and wanted is not None:
-                attended, x = attended[wanted], x[wanted]
+            attended = self._attention(index, layer, normed, step)
+            if index == last and output_indices is not None:
+                attended, x = attended[output_indices], x[output_indices]
             added = layer.output(attended)
             if self.spec.parallel:
-                # From x as it is, before what attention gives is added.
+                # From x before attention's output is added.
                 more = layer.mlp(_normed(x, layer.mlp_norm))
                 self._added(x, added, layer.attention_post_norm, None)
             else:
                 more = layer.mlp(self._added(x, added, layer.attention_post_norm, layer.mlp_norm))
-            given = self._added(x, more, layer.mlp_post_norm, norm)
-        return given
+            normed = self._added(x, more, layer.mlp_post_norm, norm)
+        return normed
 
     def _added(self, x: Tensor, more: Tensor, post: Norm | None, norm: Norm | None) -> Tensor:
-        """`more`, normalised by `post`, is added to x, in place; gives what `norm` makes of that."""
+        """Add `more`, normalised by `post`, to x in place; returns the sum normalised by `norm`."""
         if post is not None:
             more = post(more)
         if isinstance(norm, RMSNorm) and self.spec.residual_scale == 1.0:
@@ -157,12 +157,12 @@ class Decoder:
         return _normed(x.add_(more, alpha=self.spec.residual_scale), norm)
 
     def _query_growth(self, positions: Tensor) -> Tensor | None:
-        """[tokens, 1, 1]"""
+        """The factors of queries, [tokens, 1, 1]."""
         growth = self.spec.query_growth
         if growth is None:
             return None
-        places = torch.floor((positions.float() + growth.shift) / growth.every)
-        factors = 1 + growth.beta * torch.log1p(places)
+        steps = torch.floor((positions.float() + growth.shift) / growth.every)
+        factors = 1 + growth.beta * torch.log1p(steps)
         return factors.to(self.dtype)[:, None, None]
 
     def _attention(self, index: int, layer: Layer, x: Tensor, step: _Step) -> Tensor:
@@ -188,7 +188,7 @@ class Decoder:
         return self._capped(self._head(hidden).float())
 
     def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """[rows, hidden], ids [n] int64 -> [rows, n] float32: the logits of these ids alone."""
+        """[rows, hidden], ids [n] int64 -> [rows, n] float32: the logits of these ids only."""
         return self._capped(self._head.some(hidden, ids).float())
 
     def _capped(self, logits: Tensor) -> Tensor:
@@ -211,8 +211,8 @@ class Decoder:
         *,
         dummy: bool = False,
     ) -> Decoder:
-        """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`: those that this
-        rank of the group holds. dummy: random ones instead. Raises ModelLoadError."""
+        """Read the weights of `directory` as `dtype` onto `device`, with the matrices loaded by `method`:
+        only this rank's part. dummy: random weights instead. Raises ModelLoadError."""
         random = device if dummy else None
         with open_checkpoint(directory, spec, progress=group.rank == 0, dummy=random) as checkpoint:
             names: Names = ARCHITECTURES.load(spec.architecture).names
@@ -229,7 +229,8 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """What all layers of a pass use. angles: of each rotary embedding; query_growth [tokens, 1, 1]."""
+    """Values that all layers of a pass share. angles: of each rotary embedding; query_growth [tokens, 1,
+    1]."""
 
     attend: AttentionStep
     angles: list[tuple[Tensor, Tensor]]
@@ -242,8 +243,8 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Fills a Decoder from a checkpoint, one tensor at a time, so that no second copy of all weights ever
-    exists. Of a tensor that ranks share only the own part is read."""
+    """Fills a Decoder from a checkpoint, one tensor at a time, so that there is never a second copy of all
+    weights. If ranks share a tensor, only the own part is read."""
 
     weights: Weights
     spec: ModelSpec
@@ -262,16 +263,16 @@ class _Loader:
         layers = [self._layer(number) for number in range(spec.num_layers)]
         final_norm = self._norm(names.final_norm)
         head = self._head(embedding)
-        # Every rank has all of the tower: it is small beside the decoder.
+        # Every rank has the whole tower: it is small compared with the decoder.
         tower = None if spec.vision is None else VisionTower.load(self.weights, spec.vision)
         return Decoder(spec, self.shard, embedding, positions, layers, final_norm, head, tower)
 
     def _norm(self, name: str) -> Norm:
-        """Of the hidden state."""
+        """A norm of the hidden state."""
         return self._norm_of(self.weights.tensor(name, (self.spec.hidden_size,)), name)
 
     def _norm_of(self, weight: Tensor, name: str) -> Norm:
-        """weight [..., size], which the checkpoint calls `name`."""
+        """weight [..., size], whose name in the checkpoint is `name`."""
         spec = self.spec
         match spec.norm:
             case "rms":
@@ -300,7 +301,7 @@ class _Loader:
             ) from error
 
     def _part(self, own: range) -> range | None:
-        """What is read of a tensor that the ranks share: with one rank all, as it is."""
+        """The range to read of a tensor that the ranks share; None (all) if there is one rank."""
         return own if self.group.size > 1 else None
 
     def _head(self, embedding: Embedding) -> Linear:
@@ -315,8 +316,8 @@ class _Loader:
             return self.method.load(self.weights, parts, spec.hidden_size, bias=spec.head_bias)
         name = f"{head}.weight"
         if name in self.weights:  # some checkpoints repeat the shared matrix
-            given = self.weights.take(name, (spec.vocab_size, spec.hidden_size), own)
-            if not torch.equal(given.to(self.weights.dtype), table.cpu()):
+            stored = self.weights.take(name, (spec.vocab_size, spec.hidden_size), own)
+            if not torch.equal(stored.to(self.weights.dtype), table.cpu()):
                 raise ModelLoadError(
                     f"{name!r} differs from {self.names.embedding!r}, but config.json ties them",
                     where=self.weights.path_of(name),
@@ -344,7 +345,7 @@ class _Loader:
         )
 
     def _around_attention(self, number: int) -> tuple[Linear | LatentHeads, Linear | LatentOutput]:
-        """What stands before it and behind it."""
+        """The projections before and after attention."""
         spec, names, own = self.spec, self.names, self.shard.heads(self.spec)
         output, latent = names.output.format(layer=number), spec.latent
         if latent is None:
@@ -396,8 +397,8 @@ class _Loader:
         return (GatedMLP if spec.gated else PlainMLP)(inner, down, spec.activation)
 
     def _from_hidden(self, number: int, bias: bool, *parts: tuple[str, int, range]) -> Linear:
-        """Projections of the hidden state: (name, all outputs, those of this rank). Of one name: stretches of
-        one tensor, one below the other."""
+        """Projections of the hidden state: (name, all outputs, this rank's outputs). Parts with the same name
+        are consecutive outputs of one tensor."""
         names, sizes, owns = zip(*parts)
         if len(parts) > 1 and len(set(names)) == 1:
             starts = itertools.accumulate(sizes, initial=0)
@@ -427,7 +428,7 @@ class _Loader:
         return loader.layer(number)
 
     def _to_hidden(self, name: str, inputs: int, own: range, bias: bool) -> Linear:
-        """A projection of `inputs` of which this rank has its own: the ranks' results are added up."""
+        """A projection of `inputs`, of which this rank has its own; the ranks' results are summed."""
         hidden, parts = self.spec.hidden_size, (Projection(name, self.spec.hidden_size),)
         if self.group.size == 1:
             return self.method.load(self.weights, parts, inputs, bias=bias)
@@ -436,7 +437,7 @@ class _Loader:
         return Summed(part, added, self.group)
 
     def _qk_norm(self, number: int) -> Norm | None:
-        """One norm for query and key heads side by side: weight [heads + kv_heads, head_dim]."""
+        """One norm for query and key heads together: weight [heads + kv_heads, head_dim]."""
         spec, names, shard = self.spec, self.names, self.shard
         if spec.qk_norm_over == "turned_head":
             weight = torch.ones(spec.head_dim, dtype=self.weights.dtype, device=self.weights.device)

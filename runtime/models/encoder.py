@@ -1,7 +1,7 @@
 """Encoder: the one bidirectional transformer with absolute positions and norms after the residual sums,
 shaped by an EncoderSpec and its family's names.
 
-Knows layers and the order they come in; which of its numbers become a vector is not its business.
+Knows layers and their order; how its outputs become a vector is not its business.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Classifier:
     out: Linear
 
     def __call__(self, first: Tensor) -> Tensor:
-        """[texts, hidden] of the first tokens -> [texts, labels]."""
+        """The first tokens' outputs [texts, hidden] -> [texts, labels]."""
         return self.out(self.activation(self.dense(first)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingTables:
-    """token_types: None where the model tells no segments apart."""
+    """token_types: None if the model has no segments."""
 
     words: Tensor
     positions: Tensor
@@ -54,10 +54,11 @@ class EmbeddingTables:
 
 
 class TextBatch:
-    """Texts side by side, without padding: ids, token types and positions [tokens]; where each text begins.
+    """Texts concatenated without padding: ids, token types and positions [tokens], and the start of each
+    text.
 
-    Attention needs them one below the other: `spread` pads, `gather` takes the padding out again. Texts of
-    one length need neither.
+    Attention needs them stacked: `spread` pads, `gather` removes the padding. Texts of equal length need
+    neither.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TextBatch:
         kinds: Sequence[Sequence[int]],
         device: torch.device,
     ) -> None:
-        """kinds: token types of each text; an empty one means all 0."""
+        """kinds: token types of each text; empty means all 0."""
         self.lengths = [len(text) for text in texts]
         self.count, self.longest = len(texts), max(self.lengths)
         self.starts = [0, *itertools.accumulate(self.lengths)][:-1]
@@ -78,13 +79,13 @@ class TextBatch:
         self.ids = flat(texts)
         self.kinds = flat([kind or [0] * len(text) for text, kind in zip(texts, kinds, strict=True)])
         self.positions = flat([_positions(spec, text) for text in texts])
-        self._place: Tensor | None = None
+        self._padded_index: Tensor | None = None
         self.mask: Tensor | None = None
         if min(self.lengths) < self.longest:
             rows = [
                 range(at * self.longest, at * self.longest + size) for at, size in enumerate(self.lengths)
             ]
-            self._place = flat(rows)
+            self._padded_index = flat(rows)
             there = (
                 torch.arange(self.longest, device=device)[None]
                 < torch.tensor(self.lengths, device=device)[:, None]
@@ -92,17 +93,17 @@ class TextBatch:
             self.mask = there[:, None, None, :]
 
     def spread(self, x: Tensor) -> Tensor:
-        """[tokens, ...] -> [texts, longest, ...], zeros behind the end of each text."""
-        if self._place is None:
+        """[tokens, ...] -> [texts, longest, ...], with zeros after the end of each text."""
+        if self._padded_index is None:
             return x.reshape(self.count, self.longest, *x.shape[1:])
         padded = x.new_zeros(self.count * self.longest, *x.shape[1:])
-        padded[self._place] = x
+        padded[self._padded_index] = x
         return padded.reshape(self.count, self.longest, *x.shape[1:])
 
     def gather(self, x: Tensor) -> Tensor:
         """[texts, longest, ...] -> [tokens, ...]."""
         x = x.reshape(self.count * self.longest, *x.shape[2:])
-        return x if self._place is None else x[self._place]
+        return x if self._padded_index is None else x[self._padded_index]
 
 
 def _positions(spec: EncoderSpec, text: Sequence[int]) -> Sequence[int]:
@@ -111,15 +112,15 @@ def _positions(spec: EncoderSpec, text: Sequence[int]) -> Sequence[int]:
     pad = spec.pad_id
     if pad not in text:
         return range(pad + 1, pad + 1 + len(text))
-    seen, found = pad, []
+    seen, positions = pad, []
     for token in text:
         seen += token != pad
-        found.append(pad if token == pad else seen)
-    return found
+        positions.append(pad if token == pad else seen)
+    return positions
 
 
 class Encoder:
-    """Runs flat batches of whole texts. Made by load()."""
+    """Runs flat batches of whole texts. Created by load()."""
 
     def __init__(
         self,
@@ -164,11 +165,11 @@ class Encoder:
         device: torch.device,
         method: LinearMethod,
     ) -> Encoder:
-        """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`. Raises
-        ModelLoadError."""
+        """Read the weights of `directory` as `dtype` onto `device`, with the matrices loaded by `method`.
+        Raises ModelLoadError."""
         with Checkpoint(directory) as checkpoint:
             family: EncoderFamily = ENCODERS.load(spec.architecture)
-            # A bare body is saved without the prefix, one below a head with it; the head never has one.
+            # A model without a head is saved without the prefix, one with a head with it; the head has none.
             bare = f"{family.names.words}.weight" in checkpoint
             weights = Weights(checkpoint, dtype, device, "" if bare else family.prefix)
             encoder = _Loader(weights, spec, family, method).encoder()
@@ -224,14 +225,14 @@ class _Loader:
         )
 
     def _linear(self, inputs: int, outputs: int, *parts: str) -> Linear:
-        """outputs: of each part."""
+        """outputs: per part."""
         return self.method.load(
             self.weights, [Projection(part, outputs) for part in parts], inputs, bias=True
         )
 
     def _norm(self, name: str) -> LayerNorm:
         size = (self.spec.hidden_size,)
-        # The oldest checkpoints say gamma and beta.
+        # The oldest checkpoints use gamma and beta.
         scale, shift = ("gamma", "beta") if f"{name}.gamma" in self.weights else ("weight", "bias")
         weight, bias = (self.weights.tensor(f"{name}.{end}", size) for end in (scale, shift))
         return LayerNorm(weight, bias, self.spec.norm_eps)

@@ -15,15 +15,15 @@ from runtime.layers.dense import Dense
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import ClampedMLP, Experts, OneByOne, Router, SharedExpert, Stacked
-from runtime.layers.stacked import Place, StackedExperts, Which
+from runtime.layers.stacked import ExpertMatrix, StackedExperts, Which
 from runtime.layers.weights import Weights
 from runtime.parallel import Group
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLoader:
-    """Of each expert a rank reads its part of the width. The matrices of experts are loaded by the method, as
-    those of any feed-forward; what chooses and weighs experts is small and stays in float32."""
+    """A rank reads its part of the width of each expert. The method loads the experts' matrices like those of
+    any feed-forward; the router is small and stays in float32."""
 
     weights: Weights
     spec: ExpertsSpec
@@ -72,7 +72,7 @@ class ExpertsLoader:
         )
 
     def _stacked(self, number: int, named: Sequence[Sequence[str]]) -> Weights:
-        """Of a checkpoint that has the experts in one tensor, the weights as if each had its own."""
+        """If the checkpoint has all experts in one tensor: the weights as if each expert had its own."""
         stack = self.names.stack
         if stack is None:
             return self.weights
@@ -83,12 +83,12 @@ class ExpertsLoader:
         if not any(name in self.weights for name in kept):
             return self.weights
         whose: tuple[Which, ...] = ("gate", "up", "down")
-        places = {
-            name: Place(expert, which)
+        matrices = {
+            name: ExpertMatrix(expert, which)
             for expert, three in enumerate(named)
             for name, which in zip(three, whose, strict=True)
         }
-        return StackedExperts(self.weights, names, places, self.spec.count)
+        return StackedExperts(self.weights, names, matrices, self.spec.count)
 
     def _expert(self, weights: Weights, gate: str, up: str, down: str) -> GatedMLP:
         method, spec = self.method.of_some_tokens(), self.spec
@@ -100,8 +100,8 @@ class ExpertsLoader:
     def _projections(
         self, weights: Weights, method: LinearMethod, names: Sequence[str], width: int, *, bias: bool = False
     ) -> tuple[Linear, Linear]:
-        """The part of this rank; the ranks' results are not added up here. One rank alone adds the bias of
-        their sum."""
+        """This rank's part; the ranks' results are not summed here. Only one rank adds the bias of their
+        sum."""
         own = self.shard.part(width) if self.group.size > 1 else None
         gate, up, down = names
         into = (Projection(gate, width, own), Projection(up, width, own))

@@ -16,8 +16,8 @@ from runtime.layers.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class LatentLoader:
-    """heads: of the model. own: those of this rank; every rank has the latents. query: name of the projection
-    of queries where they have no latent. coded: the checkpoint's matrices are quantised."""
+    """heads: of the model. own: those of this rank; every rank has the latents. query: the name of the query
+    projection if queries have no latent. coded: whether the checkpoint is quantised."""
 
     weights: Weights
     spec: LatentSpec
@@ -30,7 +30,7 @@ class LatentLoader:
     coded: bool
 
     def layer(self, number: int) -> tuple[LatentHeads, Tensor]:
-        """What stands before attention, and the matrices [own heads, rank, value] of what stands behind."""
+        """The projections before attention, and the value matrices [own heads, rank, value] after it."""
         spec, names = self.spec, self.names
         query_norm, query_up = None, None
         if spec.query_rank is None:
@@ -56,7 +56,8 @@ class LatentLoader:
         return heads, values.transpose(1, 2).contiguous()
 
     def _numbers(self, part: Projection) -> Tensor:
-        """The matrix itself [own outputs, rank]. Of one in codes: what is made of each input alone."""
+        """The matrix [own outputs, rank]. A quantised one is computed as its product with each unit
+        vector."""
         weights, rank = self.weights, self.spec.rank
         if not self.coded:
             return weights.tensor(f"{part.name}.weight", (part.outputs, rank), part.own)

@@ -14,8 +14,8 @@ from runtime.layers.norm import Norm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """Norms that are None are left out. The `_post_` ones normalise what is added to the residual sum. sinks
-    [own heads] float32."""
+    """A norm that is None is skipped. The `_post_` norms apply to the value that is added to the residual.
+    sinks [own heads] float32."""
 
     attention_norm: Norm | None
     qkv: Linear | LatentHeads

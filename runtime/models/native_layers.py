@@ -1,8 +1,8 @@
-"""NativeLayers: a decoder, its head aside, in one call of the C library, for passes of up to 64 tokens.
+"""NativeLayers: a decoder without its head, in one call of the C library, for passes of up to 64 tokens.
 
-The same kernels in the same order as where layers are computed one by one, and so the same numbers. What it
-saves is the price of some ten calls and tensors a layer, which is more than a small model's products take.
-Only for layers as most families have them.
+It runs the same kernels in the same order as layer by layer, and so gives the same numbers. It saves the cost
+of some ten calls and tensors per layer, which exceeds a small model's products. Only for the layers that most
+families have.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from runtime.layers.rope import Rotary
 from runtime.models.layer import Layer
 
 ANGLES = 512, 8192
-"""Angles of positions are kept, of so many at first, and of at most so many: those of later ones are computed
-for each pass."""
+"""How many positions' angles are kept, at first and at most. Angles of later positions are computed for each
+pass."""
 
 
 class NativeLayers:
@@ -42,8 +42,8 @@ class NativeLayers:
         like: Tensor,
         most: int,
     ) -> None:
-        """shape points to entries; what these point to is the caller's to keep. like: a tensor of the
-        decoder's numbers."""
+        """shape points to entries; the caller keeps alive what these point to. like: a tensor of the
+        decoder's dtype."""
         self.most = most
         self._shape, self._entries, self._rotaries, self._like = shape, entries, rotaries, like
         self._work: Tensor | None = None
@@ -61,20 +61,20 @@ class NativeLayers:
         rotaries: Sequence[Rotary],
         rotary_of: Sequence[int | None],
     ) -> NativeLayers | None:
-        """embedding: the whole table. heads: those that are here, and their key heads. rotary_of: of each
-        layer the place in `rotaries`. None: it is not for such layers, or another product is faster."""
+        """embedding: the whole table. heads: the query heads and key heads on this rank. rotary_of: each
+        layer's index into `rotaries`. None if such layers are not supported, or another product is faster."""
         if spec.embedding_scale != 1.0 or spec.learned_positions or not embedding.is_contiguous():
             return None
         if spec.parallel or spec.qkv_by_head or spec.query_growth or spec.residual_scale != 1.0:
             return None
         parts = [_Parts.of(layer) for layer in layers]
-        found = [one for one in parts if one is not None]
-        if not found or len(found) < len(parts) or not isinstance(final_norm, RMSNorm):
+        supported = [one for one in parts if one is not None]
+        if not supported or len(supported) < len(parts) or not isinstance(final_norm, RMSNorm):
             return None
-        norms = [final_norm, *(norm for one in found for norm in one.norms)]
-        ffn = found[0].linears[3].inputs
-        by_head = [one.qk_norm for one in found if one.qk_norm is not None]
-        linears = [linear for one in found for linear in one.linears]
+        norms = [final_norm, *(norm for one in supported for norm in one.norms)]
+        ffn = supported[0].linears[3].inputs
+        by_head = [one.qk_norm for one in supported if one.qk_norm is not None]
+        linears = [linear for one in supported for linear in one.linears]
         dtype = embedding.dtype
         most = min(linear.few_rows for linear in linears)
         if (
@@ -87,49 +87,49 @@ class NativeLayers:
             or not all(rotary.turned for rotary in rotaries)
         ):
             return None
-        entries = (DecoderLayer * len(found))()
-        for number, (one, place) in enumerate(zip(found, rotary_of, strict=True)):
-            turned = 0 if place is None else rotaries[place].turned
-            entries[number] = one.entry(-1 if place is None else place, turned)
+        entries = (DecoderLayer * len(supported))()
+        for number, (one, index) in enumerate(zip(supported, rotary_of, strict=True)):
+            turned = 0 if index is None else rotaries[index].turned
+            entries[number] = one.entry(-1 if index is None else index, turned)
         short, short_norms = dtype == torch.bfloat16, final_norm.weight.dtype == torch.bfloat16
         shape = DecoderShape(
             layer=entries, embedding=embedding.data_ptr(), final_norm=final_norm.weight.data_ptr(),
-            layers=len(found), hidden=spec.hidden_size, heads=heads[0], kv_heads=heads[1], dim=spec.head_dim,
-            ffn=ffn, is_short=short, short_norms=short_norms,
+            layers=len(supported), hidden=spec.hidden_size, heads=heads[0], kv_heads=heads[1],
+            dim=spec.head_dim, ffn=ffn, is_short=short, short_norms=short_norms,
             wide=short and not short_norms, shared=kernels.SHARED, eps=final_norm.eps,
         )  # fmt: skip
         return cls(shape, entries, rotaries, embedding, most)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: NativeStep) -> Tensor:
-        """ids, positions [tokens] -> what the final norm gives [tokens, hidden]."""
+        """ids, positions [tokens] -> the final norm's output [tokens, hidden]."""
         like, native = self._like, attend.native
         if self._work is None:
             self._work = like.new_empty(self.most * native.decode_work(self._shape))
         out = like.new_empty(len(ids), like.shape[1])
-        angles, places = self._angles_of(positions)
+        angles, rows = self._angles_of(positions)
         if not native.decode(
-            ctypes.byref(self._shape), ids.data_ptr(), places.data_ptr(), attend.passes(like.dtype),
+            ctypes.byref(self._shape), ids.data_ptr(), rows.data_ptr(), attend.passes(like.dtype),
             attend.pools, attend.sinks, angles.cosines, angles.sines, out.data_ptr(), self._work.data_ptr(),
         ):  # fmt: skip
             raise MemoryError(f"a pass of {len(ids)} tokens")
         return out
 
     def _angles_of(self, positions: Tensor) -> tuple[_Angles, Tensor]:
-        """Angles, and the places in them of `positions`."""
+        """Angles, and the rows in them for `positions`."""
         reach, (least, most) = max(positions.tolist()) + 1, ANGLES
         if reach > most:
-            return self._made(positions), self._first
+            return self._computed(positions), self._first
         if reach > self._angles.length:
-            self._angles = self._made(torch.arange(max(least, 1 << (reach - 1).bit_length())))
+            self._angles = self._computed(torch.arange(max(least, 1 << (reach - 1).bit_length())))
         return self._angles, positions
 
-    def _made(self, positions: Tensor) -> _Angles:
+    def _computed(self, positions: Tensor) -> _Angles:
         pairs = [rotary.angles(positions, self._like.dtype) for rotary in self._rotaries]
         return _Angles(pairs, len(positions))
 
 
 class _Angles:
-    """cosines, sines: where those of each rotary embedding lie; length: of how many positions."""
+    """cosines, sines: a pointer for each rotary embedding; length: the number of positions."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], length: int) -> None:
         some = c_void_p * len(pairs)
@@ -139,7 +139,7 @@ class _Angles:
 
 
 class _Parts(NamedTuple):
-    """Of a layer: the norms of the hidden state, that of heads, and the matrices."""
+    """Parts of a layer: the norms of the hidden state, the norm of heads, and the matrices."""
 
     norms: list[RMSNorm]
     qk_norm: RMSNorm | None
@@ -147,16 +147,16 @@ class _Parts(NamedTuple):
 
     @classmethod
     def of(cls, layer: Layer) -> _Parts | None:
-        """None: it has others."""
+        """None if the layer has other parts."""
         mlp, by_head = layer.mlp, layer.qk_norm
         if not isinstance(mlp, GatedMLP) or not mlp.silu:
             return None
         if layer.attention_post_norm is not None or layer.mlp_post_norm is not None:
             return None
-        given = (layer.qkv, layer.output, mlp.gate_up, mlp.down)
+        modules = (layer.qkv, layer.output, mlp.gate_up, mlp.down)
         norms = [norm for norm in (layer.attention_norm, layer.mlp_norm) if isinstance(norm, RMSNorm)]
-        linears = [linear for linear in given if isinstance(linear, DenseLinear | Int8Linear)]
-        if len(norms) < 2 or len(linears) < len(given) or not isinstance(by_head, RMSNorm | None):
+        linears = [linear for linear in modules if isinstance(linear, DenseLinear | Int8Linear)]
+        if len(norms) < 2 or len(linears) < len(modules) or not isinstance(by_head, RMSNorm | None):
             return None
         return cls(norms, by_head, linears)
 

@@ -1,8 +1,8 @@
 """BERT (arXiv 1810.04805), RoBERTa (1907.11692) and DistilBERT (1910.01108). Data only.
 
-MiniLM, BGE, E5 and GTE share BERT's layout, XLM-RoBERTa and CamemBERT RoBERTa's. RoBERTa counts
-positions from the padding id and has a classifier of its own; DistilBERT has no token types, and other
-names."""
+MiniLM, BGE, E5 and GTE share BERT's layout, XLM-RoBERTa and CamemBERT RoBERTa's. RoBERTa counts positions
+from the padding id and has its own kind of classifier; DistilBERT has no token types, and other names.
+"""
 
 from __future__ import annotations
 

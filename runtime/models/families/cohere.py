@@ -1,6 +1,6 @@
-"""Command R and R+ (Cohere), Command R7B and A (Cohere 2): attention and feed-forward side by side after one
-LayerNorm, neighbours turned together. Cohere 2 has windows, and a rotary embedding in windowed layers only.
-Data only."""
+"""Command R and R+ (Cohere), Command R7B and A (Cohere 2): attention and feed-forward in parallel after one
+LayerNorm, with neighbouring dimensions rotated together. Cohere 2 has sliding windows, and a rotary embedding
+in the windowed layers only. Data only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), and what is published in their shape. Data
-only.
+"""DeepSeek V2 (arXiv 2405.04434), V3 and R1 (arXiv 2412.19437), and models of their shape. Data only.
 
-Latent attention and experts. V2 chooses experts by a softmax, in the large model only from the best
-groups; V3 chooses them in groups, by sigmoids with a correction."""
+Latent attention and experts. V2 chooses experts by softmax, the large model only from the best groups; V3
+chooses them in groups, by sigmoids with a correction.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gemma: norms around zero, a scaled embedding, GELU. Gemma 2 (arXiv 2408.00118) adds norms after each half
-of a layer, capped scores and logits, and windows; Gemma 3 (arXiv 2503.19786) normalised queries and keys, and
-a rotary embedding of their own for windowed layers. Data only."""
+of a layer, softcaps of scores and logits, and sliding windows; Gemma 3 (arXiv 2503.19786) adds normalised
+queries and keys, and a separate rotary embedding for windowed layers. Data only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _base(fields: Fields, windows: tuple[int | None, ...]) -> Traits:
 
 
 def _cap(fields: Fields, name: str, default: float | None) -> float | None:
-    """null means none, a missing field the default."""
+    """null means no cap, a missing field the default."""
     if name in fields.values and not fields.has(name):
         return None
     return fields.number(name, default) if default is not None or fields.has(name) else None
@@ -67,7 +67,7 @@ _NAMES = Names(
     mlp_norm=_LAYER + "pre_feedforward_layernorm.weight",
     mlp_post_norm=_LAYER + "post_feedforward_layernorm.weight",
 )
-# The first Gemma's configurations say "gelu" in hidden_act and mean the approximation by tanh.
+# The first Gemma's configurations have "gelu" in hidden_act and mean the tanh approximation.
 _RENAMED = {"hidden_act": "hidden_activation"}
 _DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _ROPE3 = Rope(theta=1e6, kinds=_gemma3_kinds, local=("rope_local_base_freq", 10000.0))
@@ -75,7 +75,7 @@ _ROPE3 = Rope(theta=1e6, kinds=_gemma3_kinds, local=("rope_local_base_freq", 100
 GEMMA = Family(_gemma, rope=Rope(theta=10000.0), renamed=_RENAMED, defaults=_DEFAULTS)
 GEMMA2 = Family(_gemma2, _NAMES, rope=Rope(theta=10000.0), renamed=_RENAMED, defaults=_DEFAULTS)
 GEMMA3 = Family(_gemma3, _NAMES, rope=_ROPE3, renamed=_RENAMED, defaults=_DEFAULTS)
-# Published with a vision tower, and with configurations that leave out what they have in common.
+# Published with a vision tower, and with configurations that omit common values.
 GEMMA3_TEXT = Family(
     _gemma3,
     replace(_NAMES, prefix="language_model.", beside=("vision_tower.", "multi_modal_projector.")),

@@ -1,4 +1,4 @@
-"""GPT-2: LayerNorm, a table of positions, a plain feed-forward, matrices stored as [inputs, outputs]. Data
+"""GPT-2: LayerNorm, learned positions, a plain feed-forward, matrices stored as [inputs, outputs]. Data
 only."""
 
 from __future__ import annotations

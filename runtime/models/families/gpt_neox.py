@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: LayerNorm, attention and feed-forward side by side, a quarter of each head turned,
+"""GPT-NeoX and Pythia: LayerNorm, attention and feed-forward in parallel, a quarter of each head rotated,
 queries, keys and values in one tensor, head by head. Data only."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""gpt-oss (arXiv 2508.10925): every other layer has a window, every head a sink; experts with biases and a
-clamped activation lie in one tensor a layer, in MXFP4. Data only."""
+"""gpt-oss (arXiv 2508.10925): every other layer has a sliding window, every head a sink. Experts with biases
+and a clamped activation are stored as one MXFP4 tensor per layer. Data only."""
 
 from __future__ import annotations
 

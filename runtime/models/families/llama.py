@@ -1,7 +1,8 @@
-"""Llama 1, 2 and 3, and models of nearly their shape. Data only.
+"""Llama 1, 2 and 3, and models of nearly the same shape. Data only.
 
-Ernie 4.5 (dense) and Seed-OSS differ in biases and in the pairs of dimensions that rotate; Granite 3
-(dense) has factors for the embedding, the scores, what each half of a layer adds, and the logits."""
+Ernie 4.5 (dense) and Seed-OSS differ in biases and in the pairs of dimensions that rotate. Granite 3 (dense)
+has factors for the embedding, the attention scores, the residual and the logits.
+"""
 
 from __future__ import annotations
 

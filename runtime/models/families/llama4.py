@@ -1,8 +1,8 @@
-"""Llama 4, its language model: every fourth layer has no rotary embedding, and queries that grow with their
-position; one expert of many beside a shared one. Data only.
+"""Llama 4, its language model: every fourth layer has no rotary embedding, and its queries grow with their
+position; one of many experts beside a shared one. Data only.
 
-The other layers attend within chunks. Contexts are held to the first chunk (8,192 tokens in the published
-models), in which that is the same as attending to everything.
+The other layers attend within chunks. Contexts are limited to the first chunk (8,192 tokens in the published
+models), in which that equals full attention.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _traits(fields: Fields, layers: int) -> Traits:
 
 
 def _width(fields: Fields) -> int:
-    """Of an expert; the name means that of the other layers' feed-forward elsewhere."""
+    """The width of an expert; for other layers the field has another meaning."""
     return Fields(fields.values, fields.where).integer("intermediate_size")
 
 
@@ -100,7 +100,7 @@ FAMILY = Family(
     rope=Rope(theta=500000.0, pairs="neighbours", kinds=_kinds),
     renamed={"intermediate_size": "intermediate_size_mlp"},
 )
-# As it is published, with a vision tower.
+# As published, with a vision tower.
 WITH_TOWER = replace(
     FAMILY,
     names=replace(NAMES, prefix="language_model.", beside=("vision_model.", "multi_modal_projector.")),

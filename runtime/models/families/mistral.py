@@ -1,8 +1,9 @@
 """Mistral 7B and its successors, and Mixtral (arXiv 2401.04088). Data only.
 
-Llama's shape with, in the first version, a sliding window. Ministral 8B has windows in some layers; in
-Ministral 3 queries grow with their position. Mistral 3 is one of them beside a vision tower, which is
-not loaded. Mixtral has experts in every layer."""
+Llama's shape with a sliding window in the first version. Ministral 8B has windows in some layers; in
+Ministral 3 queries grow with their position. Mistral 3 is one of them with a vision tower, which is not
+loaded. Mixtral has experts in every layer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from runtime.config.parts.experts import ExpertNames, ExpertsSpec, RouterSpec, c
 
 
 def _mistral(fields: Fields, layers: int) -> Traits:
-    # The published format says null for "no window"; a missing field would leave it open, so it is refused.
+    # In the published format null means "no window"; a missing field is ambiguous, so it is refused.
     if "sliding_window" not in fields.values:
         raise fields.fail(
             "the field 'sliding_window' is missing", hint="null means attention without a window"
@@ -52,7 +53,7 @@ MISTRAL3_TEXT = Family(
 
 
 def _mixtral(fields: Fields, layers: int) -> Traits:
-    # The published configuration says null for "no window"; transformers leaves it out.
+    # The published configuration has null for "no window"; transformers omits the field.
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     return Traits(
         windows=(window,) * layers,

@@ -1,8 +1,9 @@
 """OLMo 2 (arXiv 2501.00656), OLMo 3 and OLMoE (arXiv 2409.02060). Data only.
 
-Queries and keys are normalised over all heads at once. OLMo 2 and 3 have norms after each half of a
-layer instead of before it; OLMo 3 has windows, and scales positions in the other layers only. OLMoE has
-Llama's shape with experts in every layer."""
+Queries and keys are normalised over all heads together. OLMo 2 and 3 have norms after each half of a layer
+instead of before it; OLMo 3 has sliding windows, and scales positions in the other layers only. OLMoE has
+Llama's shape with experts in every layer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi 1 to 2 (arXiv 2306.11644): LayerNorm, attention and feed-forward side by side after one norm, a head
+"""Phi 1 to 2 (arXiv 2306.11644): LayerNorm, attention and feed-forward in parallel after one norm, a head
 with biases. Phi 3, 3.5 and 4: Llama's layers, with queries, keys and values in one tensor, and gate and up in
 another. Data only."""
 

@@ -1,10 +1,10 @@
 """Qwen 2 and 2.5, Qwen 3, both with experts, and Qwen2-VL and Qwen2.5-VL. Data only.
 
-Qwen 2 has biased query, key and value projections and an optional window in the upper layers; Qwen 3
-normalises queries and keys per head before the rotary embedding. With experts Qwen 2 has one that is
-shared, behind a gate. The VL models have a rotary embedding over three axes, beside a vision tower;
-their checkpoints have the decoder's names as Qwen 2 has them, or (transformers since 4.52) below
-model.language_model."""
+Qwen 2 has biased query, key and value projections and an optional sliding window in the upper layers. Qwen 3
+normalises queries and keys per head before the rotary embedding. With experts, Qwen 2 has a shared one behind
+a gate. The VL models have a rotary embedding over three axes and a vision tower; their checkpoints use Qwen
+2's names for the decoder, or (transformers since 4.52) names below model.language_model.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ QWEN2_MOE = Family(_qwen2_moe, kv_heads_default=True)
 
 
 def _qwen3_moe(fields: Fields, layers: int) -> Traits:
-    # Unlike in Qwen 3 without experts, a window is all layers'.
+    # Unlike in Qwen 3 without experts, a window applies to all layers.
     window = fields.integer("sliding_window") if fields.flag("use_sliding_window", False) else None
     bias = fields.flag("attention_bias", False)
     return Traits(

@@ -1,2 +1,2 @@
-"""Pictures for decoders. tower.py: patches -> tokens; store.py: the pictures that plans name, their tokens
-made once; qwen.py: the families that have such a tower, as data."""
+"""Images for decoders. tower.py: patches -> tokens; store.py: the images that plans refer to, whose tokens
+are computed once; qwen.py: the families with such a tower, as data."""

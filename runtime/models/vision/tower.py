@@ -1,8 +1,8 @@
-"""VisionTower: the transformer over a picture's patches, and the merger that makes tokens of them, as
-Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923) have them. Plain torch.
+"""VisionTower: the transformer over an image's patches, and the merger that turns them into tokens, as in
+Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923). Plain torch.
 
-Patches come square by square: those that become one token lie together, so that neither windows nor merging
-move anything. It knows no prompts and keeps no picture.
+Patches are ordered by squares: those that become one token are adjacent, so neither windows nor merging move
+data. It knows no prompts and keeps no image.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from runtime.layers.weights import Weights
 
 EPS = 1e-6
 THETA = 10000.0
-PLACES = ("visual.", "model.visual.")
-"""What names of its tensors begin with: in old checkpoints and new ones."""
+PREFIXES = ("visual.", "model.visual.")
+"""Prefixes of its tensors' names, in old and new checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """up: both halves of a gated feed-forward, the gate first."""
+    """up: for a gated feed-forward gate and up, the gate first."""
 
     attention_norm: Norm
     qkv: _Linear
@@ -48,7 +48,7 @@ class _Block:
 
 
 class VisionTower:
-    """Made by load(). One picture at a time."""
+    """Created by load(). Computes one image at a time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class VisionTower:
         up: _Linear,
         down: _Linear,
     ) -> None:
-        """embedding [hidden, numbers of a patch]."""
+        """embedding [hidden, numbers per patch]."""
         self.spec = spec
         self._embedding, self._blocks, self._norm, self._up, self._down = embedding, blocks, norm, up, down
         self._activation = ACTIVATION[ACTIVATIONS[spec.activation]]
@@ -72,8 +72,8 @@ class VisionTower:
         return self._embedding.device
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """pixels [height, width, 3] uint8, both multiples of spec.step -> [patches, 3 * frames * patch *
-        patch] float32, as the tower reads them."""
+        """pixels [height, width, 3] uint8, both sizes multiples of spec.step -> [patches, 3 * frames * patch
+        * patch] float32, in the tower's order."""
         spec = self.spec
         rows, columns = spec.grid(pixels.shape[0], pixels.shape[1])
         mean, std = (torch.tensor(one, device=pixels.device) for one in (spec.mean, spec.std))
@@ -86,7 +86,7 @@ class VisionTower:
         return x.reshape(rows * columns * spec.merge**2, -1)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels as patches() takes them -> [tokens, out_size], row by row."""
+        """pixels as for patches() -> [tokens, out_size], row by row."""
         spec = self.spec
         rows, columns = spec.grid(pixels.shape[0], pixels.shape[1])
         x = F.linear(self.patches(pixels).to(self._embedding.dtype), self._embedding)
@@ -107,7 +107,7 @@ class VisionTower:
         return self._activation(gate) * up
 
     def _angles(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [patches, 1, head_dim]: the first half of the pairs turns with the row, the
+        """cos and sin, each [patches, 1, head_dim]: the first half of the pairs rotates with the row, the
         second with the column."""
         merge = self.spec.merge
         y, x = torch.meshgrid(
@@ -116,23 +116,24 @@ class VisionTower:
             indexing="ij",
         )
         squares = (rows, merge, columns, merge)
-        places = [one.reshape(squares).transpose(1, 2).reshape(-1, 1).float() for one in (y, x)]
-        angle = torch.cat([one * self._frequencies for one in places] * 2, -1)[:, None]
+        coordinates = [one.reshape(squares).transpose(1, 2).reshape(-1, 1).float() for one in (y, x)]
+        angle = torch.cat([one * self._frequencies for one in coordinates] * 2, -1)[:, None]
         return angle.cos(), angle.sin()
 
     def _windows(self, rows: int, columns: int) -> list[Tensor]:
-        """The patches of windows of one size each: [windows, patches of one]."""
+        """The patches of the windows, grouped by window size: [windows, patches per window]."""
         side, square = self.spec.window // self.spec.step, self.spec.merge**2
         tokens = torch.arange(rows * columns, device=self.device).view(rows, columns)
-        found: dict[tuple[int, ...], list[Tensor]] = {}
+        windows: dict[tuple[int, ...], list[Tensor]] = {}
         for strip in tokens.split(side, 0):
             for window in strip.split(side, 1):
-                found.setdefault(tuple(window.shape), []).append(window.reshape(-1))
+                windows.setdefault(tuple(window.shape), []).append(window.reshape(-1))
         within = torch.arange(square, device=self.device)
-        return [(torch.stack(one)[..., None] * square + within).flatten(1) for one in found.values()]
+        return [(torch.stack(one)[..., None] * square + within).flatten(1) for one in windows.values()]
 
     def _attention(self, qkv: Tensor, angles: tuple[Tensor, Tensor], groups: Sequence[Tensor]) -> Tensor:
-        """qkv [patches, 3 * hidden] -> [patches, hidden]; patches of a group's row attend to one another."""
+        """qkv [patches, 3 * hidden] -> [patches, hidden]; only patches in the same row of a group attend to
+        one another."""
         qkv = qkv.unflatten(-1, (3, self.spec.heads, -1))
         cos, sin = angles
         query, key = (_turned(one, cos, sin) for one in (qkv[:, 0], qkv[:, 1]))
@@ -149,7 +150,7 @@ class VisionTower:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """In float32, as the families do: x [patches, heads, head_dim]."""
+    """Rotate x [patches, heads, head_dim], in float32 as the families do."""
     wide = x.float()
     left, right = wide.chunk(2, -1)
     return (wide * cos + torch.cat((-right, left), -1) * sin).to(x.dtype)
@@ -158,7 +159,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _Loader:
     def __init__(self, weights: Weights, spec: VisionSpec) -> None:
         first = "patch_embed.proj.weight"
-        self._prefix = next((place for place in PLACES if place + first in weights), PLACES[-1])
+        self._prefix = next((prefix for prefix in PREFIXES if prefix + first in weights), PREFIXES[-1])
         self._weights, self._spec = weights, spec
 
     def tower(self) -> VisionTower:
