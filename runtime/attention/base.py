@@ -1,4 +1,4 @@
-"""Attention: the contract of every implementation, and which of them is taken.
+"""Attention: the interface of every implementation, and the choice among them.
 
 An implementation owns a KV pool, in a layout of its choice, and reads and writes it as a StepPlan says. It
 knows slots, segments and windows; not requests, weights or rotary embeddings.
@@ -25,26 +25,26 @@ P = TypeVar("P", bound=KVPool)
 
 
 class AttentionStep(Protocol):
-    """One forward pass's attention; called once per layer, in any order of layers."""
+    """The attention of one forward pass; called once per layer, in any order of layers."""
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         """Write keys and values to the rows' slots, then attend.
 
-        qkv [tokens, heads + 2 * kv_heads, head_dim]: query, key and value heads of the plan's rows, one row
-        behind the other, rotary embedding applied. Gives [tokens, heads * head_dim]. Query head h reads key
-        head h // group.
+        qkv [tokens, heads + 2 * kv_heads, head_dim]: query, key and value heads of the plan's rows,
+        concatenated, with the rotary embedding applied. Returns [tokens, heads * head_dim]. Query head h
+        reads key head h // group.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """How products of queries and keys become weights: softmax(softcap * tanh(scale * q k / softcap)).
+    """How attention weights are computed: softmax(softcap * tanh(scale * q k / softcap)).
 
     scale    None: 1 / sqrt(head_dim)
     softcap  None: the scores are not capped (arXiv 2408.00118)
-    sinks    per layer, the score of one more key of each query head, whose value is zero: [heads] float32
-             (arXiv 2309.17453); () = there are none
+    sinks    per layer, the score of an extra key of each query head whose value is zero: [heads] float32
+    (arXiv 2309.17453); () = none
     """
 
     scale: float | None = None
@@ -56,14 +56,14 @@ PLAIN = Scoring()
 
 
 class FixedStep(Protocol):
-    """A pass of one token a row whose tables lie at a fixed place, for a CUDA graph: what `step` does is
-    recorded once, and then repeated for every plan that load() took."""
+    """A pass of one token per row whose tables have fixed addresses, for a CUDA graph: `step` is recorded
+    once, and then replayed for every plan that load() accepted."""
 
     step: AttentionStep
 
     def load(self, plan: StepPlan) -> bool:
-        """Prepare the next pass; rows behind the plan's do nothing. False, and nothing is prepared, for a
-        plan that does not fit."""
+        """Prepare the next pass; rows beyond the plan's do nothing. Returns False, and prepares nothing, if
+        the plan does not fit."""
         ...
 
 
@@ -87,31 +87,32 @@ class Attention(ABC, Generic[P]):
 
     @abstractmethod
     def make_pool(self, shape: KVShape, slots: int) -> P:
-        """Called once. It takes bytes_per_slot() for each slot."""
+        """Called once. The pool uses bytes_per_slot() for each slot."""
 
     @classmethod
     def bytes_per_slot(cls, shape: KVShape) -> int:
-        """Of one token in all layers; asked before the pool is made, to see how many slots there is room
-        for."""
+        """Bytes of one token in all layers. Called before the pool is created, to compute the number of
+        slots."""
         return 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
 
     def fixed(self, rows: int) -> FixedStep | None:
-        """For passes of at most so many rows of one token; None: there is none. The same implementation's
-        are used one at a time, and those of most rows are asked for first."""
+        """A step for passes of at most `rows` rows of one token; None if not supported. The steps of an
+        implementation run one at a time, and the largest is asked for first."""
         return None
 
     @abstractmethod
     def begin(self, plan: StepPlan) -> AttentionStep:
-        """Prepare one pass. Work here is proportional to rows, segments and runs, not to their tokens."""
+        """Prepare one pass. The work here grows with rows, segments and runs, not with their tokens."""
 
 
 TRITON_WIDEST = 576
-"""Of a head whose keys and values, 16 at a time, fit into a GPU's shared memory: DeepSeek's latents do."""
+"""The largest head_dim whose keys and values, 16 at a time, fit into a GPU's shared memory, as DeepSeek's
+latents do."""
 
 
 def choose(name: str, device: torch.device, head_dim: int = 0) -> type[Attention[KVPool]]:
-    """The implementation for `name`; "auto" = the fastest known for `device` and heads of this length. Raises
-    UnknownName; ModelLoadError for one that cannot run on it."""
+    """The implementation for `name`; "auto" = the fastest for `device` and this head_dim. Raises UnknownName;
+    ModelLoadError if it cannot run on the device."""
     if name == AUTO:
         fallback = "native" if device.type == "cpu" else "torch_views"
         name = "triton" if compiled(device) and head_dim <= TRITON_WIDEST else fallback
@@ -121,5 +122,5 @@ def choose(name: str, device: torch.device, head_dim: int = 0) -> type[Attention
             where="attention",
             hint="take 'auto', or install sglang-dsl[kernels]; TRITON_INTERPRET=1 interprets it, for tests",
         )
-    found: type[Attention[KVPool]] = ATTENTION.load(name)
-    return found
+    implementation: type[Attention[KVPool]] = ATTENTION.load(name)
+    return implementation

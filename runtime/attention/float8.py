@@ -1,4 +1,4 @@
-"""Numbers of 8 bits with a floating point: as KV pools and quantised matrices keep them."""
+"""8-bit floating-point numbers, as in KV pools and quantised matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TYPES = (E4M3, E5M2)
 
 
 def rounded(x: Tensor, kept: torch.dtype) -> Tensor:
-    """x as `kept`, any type; what is beyond its largest number becomes that."""
+    """x as `kept`, any dtype; values beyond its range are clamped."""
     if kept not in TYPES:
         return x.to(kept)
     most = torch.finfo(kept).max
@@ -18,10 +18,12 @@ def rounded(x: Tensor, kept: torch.dtype) -> Tensor:
 
 
 def widened(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x, of any type and a tensor of its own where it is of 8 bits, as `dtype`. On the CPU an e4m3 number is
-    told by its bits, twelve times as fast as by torch's own conversion: put where float16 has sign, exponent
-    and fraction, they are the number over 256; for e5m2 they are the number. No code for NaN stays one in
-    e4m3."""
+    """x (any dtype) as `dtype`; a new tensor if x is 8-bit.
+
+    On the CPU e4m3 is decoded from its bits, twelve times as fast as torch's own conversion: moved to
+    float16's sign, exponent and fraction, they are the number / 256; for e5m2 they are the number itself. In
+    e4m3 the code for NaN becomes a number.
+    """
     if x.dtype not in TYPES or x.device.type != "cpu":
         return x.to(dtype)
     bits = x.view(torch.int8).to(torch.int16)

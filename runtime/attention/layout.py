@@ -1,8 +1,9 @@
-"""Layout: which queries see which runs of slots in one pass, as few and as large pieces as the plan allows.
+"""Layout: which queries see which runs of slots in one pass, in as few and as large pieces as the plan
+allows.
 
-Plain ints; no tensors. For each piece all its queries see all its keys (Full), or each query of a row's new
-tokens those before it (Causal), or a band (Band), or several short rows are computed side by side (Bundle).
-Every new token is in at least one piece; its results over all its pieces are merged by log-sum-exp.
+Plain ints; no tensors. In a piece all queries see all keys (Full), or each query of a row's new tokens sees
+those before it (Causal), or a band (Band), or several short rows are computed together (Bundle). Every new
+token is in at least one piece; its results over all its pieces are merged by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from runtime.plan import Run, Segment, StepPlan
 
 
 def join(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The same slots in the same order, neighbours made one, empty runs left out."""
+    """The same slots in the same order, with adjacent runs joined and empty ones dropped."""
     joined: list[Run] = []
     for run in runs:
         if run.length == 0:
@@ -37,16 +38,14 @@ def cut_runs(runs: Iterable[Run], first: int, last: int) -> tuple[Run, ...]:
     return tuple(cut)
 
 
-BUNDLE_KEYS = (
-    128  # rows with at most so many keys of their own are copied side by side; longer ones are views
-)
+BUNDLE_KEYS = 128  # rows with at most this many keys of their own are copied together; longer ones are views
 BUNDLE_QUERIES = 16
 SHORTEST_BUCKET = 32
 BAND_QUERIES = 256
 
 
 class Span(NamedTuple):
-    """Consecutive new tokens of the pass: the first one's index, and how many."""
+    """Consecutive new tokens of the pass: the index of the first, and how many."""
 
     first: int
     size: int
@@ -60,14 +59,14 @@ class Full(NamedTuple):
 
 
 class Causal(NamedTuple):
-    """The tokens of `span`, one row's new ones, see one another causally."""
+    """The tokens of `span`, one row's new tokens, see one another causally."""
 
     span: Span
 
 
 class Band(NamedTuple):
-    """The tokens of `span` see the keys in `runs` no later than themselves and less than `window` back. The
-    first key is `lead` positions before the first token."""
+    """The tokens of `span` see the keys in `runs` that are not later than themselves and less than `window`
+    back. The first key is `lead` positions before the first token."""
 
     span: Span
     runs: tuple[Run, ...]
@@ -76,7 +75,7 @@ class Band(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One row of a bundle: its tokens see `past` keys and then one another causally; `runs` hold both."""
+    """One row of a bundle: its tokens see `past` keys, and one another causally; `runs` hold both."""
 
     span: Span
     runs: tuple[Run, ...]
@@ -99,8 +98,8 @@ def spans_of(plan: StepPlan) -> list[Span]:
 
 
 class Split(NamedTuple):
-    """What one pass sees: bands and members, which cover every token once, and what several rows see
-    alike, that of most rows first."""
+    """What one pass sees: bands and members, which cover every token once, and the runs that several rows
+    share, those of the most rows first."""
 
     bands: list[Band]
     members: list[Member]
@@ -108,14 +107,15 @@ class Split(NamedTuple):
 
 
 def layout(plan: StepPlan, window: int | None) -> list[Piece]:
-    """The pieces of one pass under `window` (None = no window). Each row's own come first: they cover every
-    token; then the shared ones, those of most rows first. Spans of a piece belong to different rows."""
+    """The pieces of one pass under `window` (None = no window). The rows' own pieces come first and cover
+    every token; then the shared ones, those of the most rows first. The spans of a piece belong to different
+    rows."""
     bands, members, shared = split(plan, window)
     return [*bands, *_own_pieces(members), *shared]
 
 
 def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
-    """worth: what is shared is apart only if so many keys fewer are read for it, over all its rows."""
+    """worth: shared runs are separate only if that saves at least this many key reads, over all rows."""
     spans = spans_of(plan)
     own: dict[int, list[Run]] = {index: [] for index in range(len(spans))}  # runs of earlier tokens, by row
     bands: list[Band] = []
@@ -158,14 +158,13 @@ def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:
 def _visible(
     plan: StepPlan, segment: Segment, window: int, own: Container[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Run, ...]]]:
-    """The segment's runs, cut to what the window of each row of `own` leaves of them; rows that see the same
-    go together."""
+    """The segment's runs, cut to the window of each row of `own`; rows that see the same are grouped."""
     cuts: dict[int, list[int]] = {}
     length = segment.length
     for row in segment.rows:
         if row not in own:
             continue
-        # The last of a row's queries sees least; rows of several queries only get here if it sees everything.
+        # The last query of a row sees the least. A row with several queries is here only if it sees all.
         last = plan.rows[row].position + len(plan.rows[row].tokens) - 1
         cuts.setdefault(max(0, last - window + 1 - segment.position), []).append(row)
     for cut, same in cuts.items():
@@ -174,7 +173,7 @@ def _visible(
 
 
 def _bands(plan: StepPlan, index: int, span: Span, window: int) -> Iterator[Band]:
-    """A row whose later queries no longer see its first token, in blocks of queries."""
+    """Blocks of queries of a row whose later queries no longer see its first token."""
     row = plan.rows[index]
     segments = sorted((s for s in plan.segments if index in s.rows), key=lambda segment: segment.position)
     runs = join([*(run for segment in segments for run in segment.runs), *row.slots])

@@ -1,9 +1,9 @@
-"""NativeViews: attention on CPUs by a kernel in C, one call for each layer.
+"""NativeViews: attention on CPUs by a kernel in C, with one call per layer.
 
-The pool and what rows share are as with TorchViews: a prefix of many rows is read once for all of them, and
-results are merged by log-sum-exp. What differs is the price of a piece: TorchViews pays for views, buffers,
-masks and products of torch's, for each of them and in each layer; the kernel takes all pieces at once, reads
-keys and values where they lie, and keeps scores in registers and the first cache.
+The pool and the sharing among rows are as in TorchViews: a prefix of many rows is read once for all of them,
+and results are merged by log-sum-exp. The difference is the cost of a piece. TorchViews pays for views,
+buffers, masks and torch's products, for each piece in each layer. The kernel computes all pieces in one call,
+reads keys and values in the pool, and keeps scores in registers and the L1 cache.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from runtime.kernels.native.library import DIM_STEP, ROWS, TYPES, Library, Pass,
 from runtime.plan import Run, StepPlan
 
 WORTH = 256
-"""What rows share is a piece of its own if so many fewer keys are read: its results must be merged."""
+"""Shared runs are a separate piece if that saves at least this many key reads: its results must be merged."""
 
 
 class Prepared(NamedTuple):
-    """The struct, and what it points to."""
+    """The struct, and the memory that it points to."""
 
-    made: Pass
+    native_pass: Pass
     numbers: array[int]
     memory: list[Tensor]
 
 
 class NativeStep:
-    """The AttentionStep of a pass. passes: by window; windows, pools, sinks: of each layer; shape: of what it
-    gives."""
+    """The AttentionStep of a pass. passes: by window. windows, pools, sinks: per layer. shape: of the
+    result."""
 
     def __init__(
         self,
@@ -54,27 +54,27 @@ class NativeStep:
         self._passes, self._windows, self._shape = passes, windows, shape
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        given = qkv.contiguous() if qkv.dtype in TYPES else qkv.float().contiguous()
-        out = given.new_empty(self._shape)
-        mine = self._passes[self._windows[layer]].made
-        mine.short_queries = given.dtype == torch.bfloat16
+        inputs = qkv.contiguous() if qkv.dtype in TYPES else qkv.float().contiguous()
+        out = inputs.new_empty(self._shape)
+        mine = self._passes[self._windows[layer]].native_pass
+        mine.short_queries = inputs.dtype == torch.bfloat16
         address = ctypes.byref(mine)
-        self.native.attend(address, given.data_ptr(), self.pools[layer], out.data_ptr(), self.sinks[layer])
+        self.native.attend(address, inputs.data_ptr(), self.pools[layer], out.data_ptr(), self.sinks[layer])
         return out.to(qkv.dtype)
 
     def passes(self, dtype: torch.dtype) -> ctypes.Array[c_void_p]:
-        """Of each layer the struct's address, for queries of `dtype`, one of the kernel's. They are this
-        object's."""
+        """The struct's address for each layer, for queries of `dtype` (one of the kernel's). This object owns
+        the structs."""
         addresses = {}
         for window, prepared in self._passes.items():
-            prepared.made.short_queries = dtype == torch.bfloat16
-            addresses[window] = ctypes.addressof(prepared.made)
+            prepared.native_pass.short_queries = dtype == torch.bfloat16
+            addresses[window] = ctypes.addressof(prepared.native_pass)
         return (c_void_p * len(self._windows))(*[addresses[window] for window in self._windows])
 
 
 class NativeViews(TorchViews):
-    """Where the kernel cannot be used (no compiler, a pool of another type, a head size that is no multiple
-    of 16, several threads that it cannot start) it is TorchViews."""
+    """Falls back to TorchViews if the kernel cannot be used: no compiler, another pool dtype, a head_dim that
+    is not a multiple of 16, or several threads that it cannot start."""
 
     def __init__(
         self,
@@ -108,7 +108,8 @@ class NativeViews(TorchViews):
         return NativeStep(native, passes, self.windows, self._pools, self._sinks, shape)
 
     def _memory_for(self, part_tokens: int, threads: int) -> list[Tensor]:
-        """For results of parts, their sums, and the threads' work: it grows with the largest pass."""
+        """Buffers for partial results, their sums and the threads' working memory. They grow with the largest
+        pass."""
         if part_tokens > self._sizes[0] or threads > self._sizes[1]:
             part_tokens, threads = self._sizes = (
                 max(part_tokens, self._sizes[0]),
@@ -127,22 +128,22 @@ class NativeViews(TorchViews):
             starts.append(8 * len(numbers))
             numbers.fromlist(mine)
         address, _ = numbers.buffer_info()
-        piece, span, run, place, merge, first_part, part = [address + start for start in starts]
+        piece, span, run, new_run, merge, first_part, part = [address + start for start in starts]
         parts, sums, work = (one.data_ptr() for one in memory)
-        made = Pass(
+        native_pass = Pass(
             tokens=tables.tokens, kv_heads=pool.kv_heads, group=self.group, dim=pool.head_dim,
             slots=pool.slots, short_pool=pool.kv.dtype == torch.bfloat16, pieces=tables.pieces,
-            tasks=tables.tasks, places=len(tables.places) // 2, merged=len(tables.merges) // 2,
+            tasks=tables.tasks, places=len(tables.new_runs) // 2, merged=len(tables.merges) // 2,
             part_tokens=tables.part_tokens, threads=threads, work_size=self._work_size,
-            piece=piece, span=span, run=run, place=place, merge=merge, first_part=first_part, part=part,
+            piece=piece, span=span, run=run, place=new_run, merge=merge, first_part=first_part, part=part,
             parts=parts, sums=sums, work=work, parallel=native.parallel, scale=self.scale,
             softcap=self.softcap or 0.0,
         )  # fmt: skip
-        return Prepared(made, numbers, memory)
+        return Prepared(native_pass, numbers, memory)
 
 
 class _Tables:
-    """What the kernel wants to know of one pass under one window, as flat lists of numbers."""
+    """The kernel's inputs for one pass under one window, as flat lists of numbers."""
 
     def __init__(self, plan: StepPlan, window: int | None, group: int, kv_heads: int) -> None:
         self._group, self._kv_heads = group, kv_heads
@@ -150,7 +151,7 @@ class _Tables:
         self._pieces: list[int] = []
         self._spans: list[int] = []
         self._runs: list[int] = []
-        self.places = list(chain.from_iterable(run for row in plan.rows for run in row.slots))
+        self.new_runs = list(chain.from_iterable(run for row in plan.rows for run in row.slots))
         bands, members, shared = split(plan, window, WORTH)
         parts: dict[Span, list[int]] = {span: [] for full in shared for span in full.spans}
         for full in shared:
@@ -169,13 +170,13 @@ class _Tables:
         for mine in parts.values():
             firsts.append(firsts[-1] + len(mine))
         every = list(chain.from_iterable(parts.values()))
-        self.lists = (self._pieces, self._spans, self._runs, self.places, self.merges, firsts, every)
+        self.lists = (self._pieces, self._spans, self._runs, self.new_runs, self.merges, firsts, every)
 
     def _add(
         self, spans: Sequence[Span], runs: Sequence[Run], lead: int | None, window: int, *, merged: bool
     ) -> int:
-        """A piece; lead None: all its tokens see all its keys. Gives where its results go; -1: to the output,
-        as they are."""
+        """Add a piece; lead None: all its tokens see all its keys. Returns the index of its partial results;
+        -1: it writes directly to the output."""
         keys = sum(run.length for run in runs)
         tokens = sum(span.size for span in spans)
         base = self.part_tokens if merged else -1

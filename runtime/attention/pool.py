@@ -1,5 +1,5 @@
-"""KVPool: keys and values of all layers, one slot per token. Each attention implementation makes its own, in
-the layout that it reads best. Knows slots; not who owns them."""
+"""KVPool: keys and values of all layers, one slot per token. Each attention implementation creates its own,
+in the layout that it reads best. Knows slots; not who owns them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runtime.plan import Run
 
 
 class KVShape(NamedTuple):
-    """What of each token is kept, and where. file: an open file in whose memory the pool is to lie, so that
-    other processes can map it; on the CPU only."""
+    """The shape of the KV of one token, and where it is stored. file: an open file whose memory holds the
+    pool, so that other processes can map it; on the CPU only."""
 
     layers: int
     kv_heads: int
@@ -29,7 +29,7 @@ class KVShape(NamedTuple):
     file: int | None = None
 
     def zeros(self, *size: int) -> Tensor:
-        """Memory for a pool. Zeros, not whatever was there: pages are sent whole, unwritten slots too."""
+        """Memory for a pool. It is zeroed because pages are sent whole, including unwritten slots."""
         if self.file is None or self.device.type != "cpu":
             return torch.zeros(size, dtype=self.dtype, device=self.device)
         length = self.dtype.itemsize
@@ -40,9 +40,9 @@ class KVShape(NamedTuple):
 
 
 class KVPool:
-    """kv: a view [slots, layers, 2 * kv_heads, head_dim] of the pool, key heads before value heads, in
-    whatever order it lies in memory: whoever copies or transfers whole tokens goes by it. Slots that were
-    never written hold garbage."""
+    """kv: a view [slots, layers, 2 * kv_heads, head_dim] of the pool, key heads before value heads, whatever
+    its layout in memory. Code that copies or transfers whole tokens uses it. Slots that were never written
+    hold garbage."""
 
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv
@@ -50,7 +50,8 @@ class KVPool:
         self.kv_heads, self.device = heads // 2, kv.device
 
     def copy(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        """Copy between equally long runs (source, target), one pair after the other; a pair may overlap."""
+        """Copy between runs of equal length (source, target), pair by pair; the two runs of a pair may
+        overlap."""
         for source, target in pairs:
             if source.length != target.length:
                 raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
@@ -60,12 +61,13 @@ class KVPool:
             self.kv[target.start : target.start + target.length].copy_(moved)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """The tokens in slots `sources` into slots `targets`, int32, on the device; no slot twice."""
+        """Move the tokens in slots `sources` to slots `targets`; int32, on the device, each slot at most
+        once."""
         octets = self.kv.view(torch.uint8) if self.kv.dtype in TYPES else self.kv
         octets.index_copy_(0, targets.long(), octets.index_select(0, sources))
 
-    def place(self, runs: Iterable[Run]) -> slice | Tensor:
-        """Where the tokens of `runs` go: a slice where they are consecutive, else their slots [tokens]
+    def index_of(self, runs: Iterable[Run]) -> slice | Tensor:
+        """The index of the tokens of `runs`: a slice if they are consecutive, else their slots [tokens]
         int64."""
         joined = join(runs)
         if len(joined) == 1:
@@ -74,28 +76,27 @@ class KVPool:
 
 
 class HeadMajorPool(KVPool):
-    """data: [layers, 2 * kv_heads, slots, head_dim]. In a run of slots each head's tokens lie one behind the
-    other: views for products on the CPU."""
+    """data: [layers, 2 * kv_heads, slots, head_dim]. In a run of slots the tokens of a head are contiguous:
+    views for products on the CPU."""
 
     def __init__(self, shape: KVShape, slots: int) -> None:
         self.data = shape.zeros(shape.layers, 2 * shape.kv_heads, slots, shape.head_dim)
         super().__init__(self.data.permute(2, 0, 1, 3))
 
-    def write(self, layer: int, place: slice | Tensor, kv: Tensor) -> None:
-        """kv [tokens, 2 * kv_heads, head_dim] into the slots that `place` gave."""
+    def write(self, layer: int, index: slice | Tensor, kv: Tensor) -> None:
+        """Write kv [tokens, 2 * kv_heads, head_dim] to the slots of `index`, which index_of() returned."""
         new, data = rounded(kv, self.kv.dtype).transpose(0, 1), self.data[layer]
-        if isinstance(place, slice):
-            data[:, place].copy_(new)
-        elif data.dtype in TYPES:  # which torch cannot put to places
-            data.view(torch.uint8).index_copy_(1, place, new.view(torch.uint8))
+        if isinstance(index, slice):
+            data[:, index].copy_(new)
+        elif data.dtype in TYPES:  # torch has no index_copy_ for these
+            data.view(torch.uint8).index_copy_(1, index, new.view(torch.uint8))
         else:
-            data.index_copy_(1, place, new)
+            data.index_copy_(1, index, new)
 
 
 class LayerMajorPool(KVPool):
-    """data: [layers, slots, 2 * kv_heads, head_dim]. A token's numbers of one layer lie side by side, and
-    those of neighbouring slots one behind the other: for kernels that read one layer through a table of
-    slots."""
+    """data: [layers, slots, 2 * kv_heads, head_dim]. The numbers of a token in one layer are contiguous, and
+    neighbouring slots adjacent: for kernels that read one layer through a table of slots."""
 
     def __init__(self, shape: KVShape, slots: int) -> None:
         self.data = shape.zeros(shape.layers, slots, 2 * shape.kv_heads, shape.head_dim)
@@ -109,8 +110,8 @@ class LayerMajorPool(KVPool):
 
 
 class PageMajorPool(KVPool):
-    """`kv` lies in memory as it is: a run of slots, and so a page of any size, is one piece with all its
-    layers. For transfers, and for kernels, which read a layer's pages through a page table: kv[:, layer]."""
+    """`kv` is stored as it is: a run of slots, and so a page of any size, is one piece with all its layers.
+    For transfers, and for kernels that read a layer's pages through a page table: kv[:, layer]."""
 
     def __init__(self, shape: KVShape, slots: int) -> None:
         super().__init__(shape.zeros(slots, shape.layers, 2 * shape.kv_heads, shape.head_dim))

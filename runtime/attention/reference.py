@@ -1,6 +1,6 @@
-"""Reference: slow and obviously right. One row at a time: gather everything, one softmax, in float32.
+"""Reference: slow and simple. One row at a time: gather everything, one softmax, in float32.
 
-The yardstick of the contract suite; other implementations are compared with it.
+The contract suite compares the other implementations with it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Reference(Attention[PageMajorPool]):
             q, new = qkv.split((self.heads, 2 * pool.kv_heads), 1)
             kv = pool.kv[:, layer]
             outs, first = [], 0
-            for row, places in zip(plan.rows, slots):
+            for row, row_slots in zip(plan.rows, slots):
                 count = len(row.tokens)
                 tokens = slice(first, first + count)
                 first += count
-                kv[places[row.position :]] = rounded(new[tokens], kv.dtype)
-                seen_kv = kv[places].float().transpose(0, 1)
+                kv[row_slots[row.position :]] = rounded(new[tokens], kv.dtype)
+                seen_kv = kv[row_slots].float().transpose(0, 1)
                 keys, values = (part.repeat_interleave(self.group, 0) for part in seen_kv.chunk(2))
                 queries = q[tokens].transpose(0, 1).float()
                 scores = queries @ keys.transpose(1, 2) * self.scale

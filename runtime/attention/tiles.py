@@ -1,7 +1,7 @@
 """Tiles: a plan as tables for one kernel (runtime.kernels.paged_attention): which queries meet which keys.
 
-Ints in numpy arrays; no tensors. Work is proportional to rows, segments, runs and tiles, never to the
-context: keys are named by where they stand in a table of slots, which the device makes of the runs.
+Ints in numpy arrays; no tensors. The work grows with rows, segments, runs and tiles, never with the context:
+a key is an index into a table of slots, which the device computes from the runs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from runtime.plan import Run, Segment, StepPlan
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-KEYS = 64  # a split's length is a multiple of it
-SPLIT_AT_LEAST = 128  # keys of one split: fewer are not worth merging
+KEYS = 64  # a split's length is a multiple of this
+SPLIT_AT_LEAST = 128  # keys of one split: fewer are not worth a merge
 
 
 class Tables(NamedTuple):
-    """What is the same under every window.
+    """The tables that are the same under every window.
 
     starts, lengths  of the runs of slots, in the order of the table of slots
-    places           [tokens] where each new token's slot stands in it
+    slot_indices     [tokens] index of each new token's slot in that table
     positions        [tokens]
     queries          indices of tokens
-    tiles            [tiles, 5]: first of its queries, how many, first of its keys in the table of slots, how
-                     many, the first one's position
+    tiles            [tiles, 5]: start and count of its queries; start and count of its keys in the table of
+    slots; the first key's position
     wide             [tiles] whether it has too many queries for a narrow tile
     lowest, highest  [tiles] positions of its queries
     """
 
     starts: Ints
     lengths: Ints
-    places: Ints
+    slot_indices: Ints
     positions: Ints
     queries: Ints
     tiles: Ints
@@ -48,9 +48,9 @@ class Tables(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The tiles under one window, cut into splits of their keys. narrow, wide [tiles, 6]: as in Tables, and
-    the first partial result that it writes, or -1: it writes its tokens' results itself. of: indices of
-    partial results, in the order of their tokens; ends [tokens + 1]: where each token's begin."""
+    """The tiles under one window, with their keys split. narrow, wide [tiles, 6]: as in Tables, and the index
+    of the first partial result, or -1 if the tile writes its tokens' results itself. of: indices of partial
+    results, in the order of their tokens; ends [tokens + 1]: where each token's begin."""
 
     narrow: Ints
     wide: Ints
@@ -59,7 +59,7 @@ class Cut(NamedTuple):
 
 
 def tables_of(plan: StepPlan, narrow: int, wide: int) -> Tables:
-    """narrow, wide: how many tokens a tile of each kind has at most."""
+    """narrow, wide: the most tokens of a tile of each kind."""
     builder = _Builder()
     own: list[list[Segment]] = [[] for _ in plan.rows]
     shared: dict[tuple[int, ...], list[Segment]] = {}
@@ -76,7 +76,7 @@ def tables_of(plan: StepPlan, narrow: int, wide: int) -> Tables:
         for segment in mine:
             builder.see(segment.position, segment.runs)
         builder.see(row.position, row.slots)
-        builder.places += range(builder.keys - count, builder.keys)
+        builder.slot_indices += range(builder.keys - count, builder.keys)
         builder.positions += range(row.position, row.position + count)
         builder.end()
         first += count
@@ -89,17 +89,17 @@ def tables_of(plan: StepPlan, narrow: int, wide: int) -> Tables:
 
 
 class _Builder:
-    """Queries and the keys that they see, one group of queries after the other."""
+    """Collects queries and the keys that they see, group by group."""
 
     def __init__(self) -> None:
         self.keys = 0
-        self.places: list[int] = []
+        self.slot_indices: list[int] = []
         self.positions: list[int] = []
         self._queries: list[int] = []
         self._runs: list[Run] = []
         self._pieces: list[tuple[int, int, int, int, int]] = []
         self._query = 0  # first of the group
-        self._piece = (0, 0, 0)  # the open stretch of keys: first, how many, position
+        self._piece = (0, 0, 0)  # the current range of keys: start, count, position
 
     def begin(self, tokens: range | list[int]) -> None:
         self._query = len(self._queries)
@@ -108,7 +108,7 @@ class _Builder:
 
     def see(self, position: int, runs: tuple[Run, ...]) -> None:
         first, count, at = self._piece
-        if count and at + count != position:  # others' keys lie between
+        if count and at + count != position:  # there is a gap
             self.end()
             first, count = self.keys, 0
         if not count:
@@ -138,7 +138,7 @@ class _Builder:
         return Tables(
             runs[:, 0],
             runs[:, 1],
-            np.array(self.places),
+            np.array(self.slot_indices),
             positions,
             queries,
             tiles,
@@ -149,8 +149,8 @@ class _Builder:
 
 
 def cut(tables: Tables, window: int | None, splits: int) -> Cut:
-    """splits: about how many tiles there are to be, where keys are enough. A tile whose tokens get nothing
-    from others writes the result itself."""
+    """splits: the target number of tiles, if there are enough keys. A tile whose tokens have no other tiles
+    writes the result itself."""
     query, count, key, keys, position = tables.tiles.T
     last = np.minimum(keys, tables.highest + 1 - position)
     first = np.zeros_like(last) if window is None else np.maximum(0, tables.lowest - window + 1 - position)

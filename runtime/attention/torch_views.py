@@ -1,13 +1,13 @@
-"""TorchViews: attention in plain torch, on views of the pool. The reference for GPU kernels, the fast path on
-CPU.
+"""TorchViews: attention in plain torch, on views of the pool. The reference for GPU kernels, and the fallback
+on CPUs.
 
 A run of slots shared by many rows is read once, by one product for all of them (cascade attention), and is
-never copied: on CPU a gather costs three to twelve times the product. Short rows' own tails are copied side
-by side into a padded buffer and computed at once. Parts are merged by log-sum-exp.
+never copied: on CPUs a gather costs three to twelve times the product. The short own parts of rows are copied
+into a padded buffer and computed together. Parts are merged by log-sum-exp.
 
-On CPU all of it is computed in float32, whatever the pool holds: torch's product rounds its weights to the
-type it is given, relative to the part they are in, so that a token's result would depend on how its context
-falls into parts, which is to say on the batch it is in.
+On CPUs everything is computed in float32, whatever the pool's dtype. torch's product rounds its weights to
+the dtype of its inputs, relative to their part; so a token's result would depend on how its context is
+divided into parts, and thus on the batch.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, jo
 from runtime.attention.pool import HeadMajorPool, KVShape, slots_of
 from runtime.plan import Run, StepPlan
 
-SHORT_RUN = 64  # neighbours shorter than this are gathered into one part
-GATHER_AT_MOST = 4096  # tokens of one gathered part: bounds the scratch buffer
+SHORT_RUN = 64  # adjacent runs shorter than this are gathered into one part
+GATHER_AT_MOST = 4096  # tokens of one gathered part: limits the scratch buffer
 SCORES_AT_MOST = 1 << 25  # elements of the score matrix of one product
 
-Place: TypeAlias = slice | Tensor  # which tokens, or which slots
+Index: TypeAlias = slice | Tensor  # of tokens, or of slots
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One product: `queries` (places of new tokens) against `keys` (slots of the pool; None = the new tokens'
-    own, as given). `batch` rows of equal shape lie behind one another in both. `mask` [batch or 1, 1,
-    queries, keys], added to the scores. `taken`: which of the results count (None = all), `into` where those
-    go."""
+    """One product: `queries` (indices of new tokens) against `keys` (slots of the pool; None = the new
+    tokens' own, from qkv). `batch` rows of equal shape are concatenated in both. `mask` [batch or 1, 1,
+    queries, keys] is added to the scores. `kept`: the results that count (None = all); `into`: where they are
+    written."""
 
-    queries: Place
-    keys: Place | None
+    queries: Index
+    keys: Index | None
     batch: int = 1
     causal: bool = False
     mask: Tensor | None = None
-    taken: Tensor | None = None
-    into: Place | None = None
+    kept: Tensor | None = None
+    into: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Parts that share no new token. `first`, `last`: the range of tokens they lie in; `whole`: they fill
-    it."""
+    """Parts that share no new token. `first`, `last`: the range of tokens that contains them; `whole`:
+    whether they cover it."""
 
     parts: tuple[Part, ...]
     first: int
@@ -89,15 +89,15 @@ class TorchViews(Attention[HeadMajorPool]):
 
     def begin(self, plan: StepPlan) -> AttentionStep:
         levels = {window: self._levels(layout(plan, window)) for window in dict.fromkeys(self.windows)}
-        place = self.pool.place(run for row in plan.rows for run in row.slots)
+        new_index = self.pool.index_of(run for row in plan.rows for run in row.slots)
         pool, heads, exact = self.pool, self.heads, self._exact
         shape = (plan.token_count, pool.kv_heads, self.group, pool.head_dim)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             qkv = qkv.contiguous()
-            pool.write(layer, place, qkv[:, heads:])
+            pool.write(layer, new_index, qkv[:, heads:])
             queries = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
-            # Rounded as the pool keeps them: whether a token's keys are its pass's own changes no result.
+            # Rounded to the pool's dtype, so that results do not depend on which keys are new in this pass.
             own = widened(rounded(qkv[:, heads:], pool.kv.dtype), exact)
             merged = self._merged(layer, queries, own, levels[self.windows[layer]])
             return merged.to(qkv.dtype)
@@ -136,29 +136,29 @@ class TorchViews(Attention[HeadMajorPool]):
             case Bundle():
                 return [(self._bundle(piece), tuple(member.span for member in piece.members))]
 
-    def _tokens(self, spans: Sequence[Span]) -> Place:
-        return self.pool.place(Run(*span) for span in spans)
+    def _tokens(self, spans: Sequence[Span]) -> Index:
+        return self.pool.index_of(Run(*span) for span in spans)
 
-    def _keys(self, runs: Iterable[Run]) -> list[Place]:
-        """Views of long runs; short neighbours gathered."""
-        places: list[Place] = []
+    def _keys(self, runs: Iterable[Run]) -> list[Index]:
+        """Views of long runs; adjacent short runs are gathered."""
+        indices: list[Index] = []
         short: list[Run] = []
         gathered = 0
         for run in (*runs, None):
             if short and (run is None or run.length >= SHORT_RUN or gathered + run.length > GATHER_AT_MOST):
-                places.append(self.pool.place(short))
+                indices.append(self.pool.index_of(short))
                 short, gathered = [], 0
             if run is None:
                 break
             if run.length >= SHORT_RUN:
-                places.append(slice(run.start, run.start + run.length))
+                indices.append(slice(run.start, run.start + run.length))
             else:
                 short.append(run)
                 gathered += run.length
-        return places
+        return indices
 
     def _band(self, band: Band) -> Part:
-        keys = self.pool.place(band.runs)
+        keys = self.pool.index_of(band.runs)
         of = torch.arange(sum(run.length for run in band.runs), device=self.pool.device)
         at = torch.arange(band.span.size, device=self.pool.device)[:, None] + band.lead
         return Part(
@@ -172,30 +172,30 @@ class TorchViews(Attention[HeadMajorPool]):
         counts = torch.tensor([span.size for span in spans], device=device)
         past = torch.tensor([member.past for member in members], device=device)
         most, widest = int(counts.max()), int((past + counts).max())
-        # Queries and keys of shorter rows are padded with repetitions; the mask hides such keys, `taken` such
-        # queries.
+        # Queries and keys of shorter rows are padded by repetition; the mask hides such keys, `kept` drops
+        # such queries.
         query = torch.arange(most, device=device).expand(rows, most)
         real = query < counts[:, None]
         query = query.minimum(counts[:, None] - 1)
         tokens = query + torch.tensor([span.first for span in spans], device=device)[:, None]
         seen = torch.arange(widest, device=device) <= (past[:, None] + query)[:, :, None]
-        queries: Place = tokens.flatten()
-        taken: Tensor | None = None
-        into: Place = queries
+        queries: Index = tokens.flatten()
+        kept: Tensor | None = None
+        into: Index = queries
         if bool(real.all()):
             joined = join(Run(*span) for span in spans)
             if len(joined) == 1:
                 queries = into = slice(joined[0].start, joined[0].start + joined[0].length)
         else:
-            taken = real.flatten().nonzero().flatten()
-            into = tokens.flatten()[taken]
+            kept = real.flatten().nonzero().flatten()
+            into = tokens.flatten()[kept]
         keys = self._padded(
             members_runs=[member.runs for member in members], lengths=past + counts, width=widest
         )
-        return Part(queries, keys, batch=rows, mask=self._mask(seen), taken=taken, into=into)
+        return Part(queries, keys, batch=rows, mask=self._mask(seen), kept=kept, into=into)
 
     def _padded(self, members_runs: Sequence[Sequence[Run]], lengths: Tensor, width: int) -> Tensor:
-        """Slots of each member's runs, repeated at the end up to `width`: [members * width]."""
+        """Slots of each member's runs, with the last one repeated up to `width`: [members * width]."""
         flat = slots_of([run for runs in members_runs for run in runs], self.pool.device)
         column = torch.arange(width, device=self.pool.device).minimum(lengths[:, None] - 1)
         return flat[(column + (lengths.cumsum(0) - lengths)[:, None]).flatten()]
@@ -212,7 +212,7 @@ class TorchViews(Attention[HeadMajorPool]):
         """q [kv_heads, tokens, group, head_dim] -> [tokens, heads * head_dim]."""
         kv_heads, tokens, group, dim = q.shape
         base = levels[0]
-        if len(base.parts) == 1 and base.whole and base.parts[0].taken is None:
+        if len(base.parts) == 1 and base.whole and base.parts[0].kept is None:
             out, lse = self._attend(layer, q, own, base.parts[0])
         else:
             out, lse = q.new_empty(q.shape), q.new_empty((kv_heads, tokens, group), dtype=torch.float32)
@@ -243,14 +243,14 @@ class TorchViews(Attention[HeadMajorPool]):
         lse: Tensor,
         first: int,
     ) -> None:
-        """Each part's results into out, lse [kv_heads, tokens - first, ...]."""
+        """Write each part's results into out, lse [kv_heads, tokens - first, ...]."""
         for part in parts:
             result, result_lse = self._attend(layer, q, own, part)
             into = part.queries if part.into is None else part.into
-            if part.taken is not None:
+            if part.kept is not None:
                 result, result_lse = (
-                    result.index_select(1, part.taken),
-                    result_lse.index_select(1, part.taken),
+                    result.index_select(1, part.kept),
+                    result_lse.index_select(1, part.kept),
                 )
             if isinstance(into, slice):
                 here = slice(into.start - first, into.stop - first)
@@ -280,7 +280,7 @@ class TorchViews(Attention[HeadMajorPool]):
         return out.transpose(0, 1).reshape(*shape, dim), lse.transpose(0, 1).reshape(shape)
 
     def _read(self, layer: int, part: Part) -> tuple[Tensor, Tensor]:
-        """Keys and values of a part: [batch, kv_heads, keys, head_dim]; views where they are one run."""
+        """Keys and values of a part: [batch, kv_heads, keys, head_dim]; views if they are one run."""
         data, kv_heads = self.pool.data[layer], self.pool.kv_heads
         if isinstance(part.keys, slice):
             run = widened(data[None, :, part.keys], self._exact)
@@ -298,7 +298,7 @@ class TorchViews(Attention[HeadMajorPool]):
 
 
 class TorchPlain(TorchViews):
-    """The same with torch's public operations only."""
+    """TorchViews with torch's public operations only."""
 
     def _choose_product(self) -> Product:
         return self._plain_product()
@@ -319,8 +319,8 @@ def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:
 def _fused(
     scale: float, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """torch's fused CPU attention: q, k, v [batch, heads, tokens, dim] -> (out, log-sum-exp). The
-    dims of a token must lie side by side: it looks at no other stride, and would read something else."""
+    """torch's fused CPU attention: q, k, v [batch, heads, tokens, dim] -> (out, log-sum-exp). The last
+    dimension must be contiguous: the operation ignores its stride."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
@@ -329,8 +329,8 @@ def _fused(
 def _plain(
     scale: float, softcap: float | None, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same in public operations, on any device, and with capped scores; blocks of queries bound the
-    score matrix."""
+    """The same with public operations, on any device, and with softcap. Blocks of queries limit the score
+    matrix."""
     queries, keys = q.shape[2], k.shape[2]
     block = max(1, SCORES_AT_MOST // max(1, q.shape[0] * q.shape[1] * keys))
     outs, sums = [], []
@@ -352,7 +352,7 @@ def _plain(
 
 
 def _fused_works() -> bool:
-    """Whether this torch has the (private) fused operation and it gives the right numbers."""
+    """Whether this torch has the (private) fused operation, and its results are right."""
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 1, 5, 8).expand(-1, 3, -1, -1), torch.randn(2, 3, 5, 8)
     mask = torch.zeros(2, 1, 4, 5).masked_fill_(torch.arange(5) > 3, -math.inf)
     try:

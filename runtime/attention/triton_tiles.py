@@ -1,11 +1,11 @@
-"""TritonTiles: attention in a few kernels, whatever the plan looks like; for CUDA GPUs.
+"""TritonTiles: attention in a few kernels for any plan; for CUDA GPUs.
 
-Keys that many rows share are read once for all of them, long contexts are split among programs, the query
-heads of a key head go together, and a pass asks nothing back from the device: all tables are made on the
-host from the plan, and copied at once. `fixed` gives the same with tables of a fixed size at a fixed place,
+Keys that many rows share are read once for all of them, long contexts are split among programs, and the query
+heads of a key head are computed together. A pass needs nothing back from the device: all tables are computed
+on the host from the plan, and copied at once. `fixed` does the same with tables of fixed size and address,
 for a CUDA graph.
 
-On a CPU it runs in Triton's interpreter alone, for tests.
+On a CPU it runs only in Triton's interpreter, for tests.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, 
 from runtime.plan import StepPlan
 
 ALIGN = 4
-"""Tables begin at multiples of it: Triton compiles a kernel anew for what begins at other than 16 bytes."""
-PROGRAMS_PER_UNIT = 4  # of the GPU's processors: what is split is split for so many
+"""Tables begin at multiples of this: Triton compiles another kernel for pointers not aligned to 16 bytes."""
+PROGRAMS_PER_UNIT = 4  # per multiprocessor of the GPU: the target when keys are split
 Windows: TypeAlias = dict[int | None, Cut]
 
 
 class _Window(NamedTuple):
-    """On the device, int32; the tables of one window."""
+    """The tables of one window, on the device; int32."""
 
     narrow: Tensor
     wide: Tensor
@@ -44,9 +44,9 @@ class _Window(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """On the device, int32; states: room for the partial results of any window."""
+    """The tables of a pass, on the device; int32. states: a buffer for the partial results of any window."""
 
-    places: Tensor
+    slot_indices: Tensor
     positions: Tensor
     queries: Tensor
     slots: Tensor
@@ -55,7 +55,7 @@ class _Prepared(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """Of tables of fixed size: queries, tiles of each kind, partial results."""
+    """The sizes of fixed tables: rows, queries, tiles of each kind, partial results."""
 
     rows: int
     queries: int
@@ -79,7 +79,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         self.splits = max(2, PROGRAMS_PER_UNIT * units // shape.kv_heads)
         self._shape = Shape.of(self.group, shape.head_dim)
         self._numbers = torch.arange(slots, dtype=torch.int32, device=device)
-        self._states: States | None = None  # of fixed steps, which never run at once
+        self._states: States | None = None  # of fixed steps, which run one at a time
         self._forms = [
             Form(
                 self.scale,
@@ -95,13 +95,13 @@ class TritonTiles(Attention[LayerMajorPool]):
 
     def begin(self, plan: StepPlan) -> AttentionStep:
         tables, windows = self._tables(plan)
-        arrays = [tables.places, tables.positions, tables.queries, *_ends(tables)]
+        arrays = [tables.slot_indices, tables.positions, tables.queries, *_ends(tables)]
         for one in windows.values():
             arrays += [one.narrow.ravel(), one.wide.ravel(), one.of, one.ends]
         parts = iter(self._copied(arrays))
-        places, positions, queries, shift, ends = (next(parts) for _ in range(5))
+        slot_indices, positions, queries, shift, ends = (next(parts) for _ in range(5))
         slots = self._slots(shift, ends, tables.keys)
-        made = {
+        device_windows = {
             window: _Window(
                 next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts)
             )
@@ -109,13 +109,13 @@ class TritonTiles(Attention[LayerMajorPool]):
         }
         partials = max(len(one.of) for one in windows.values())
         states = States.empty(partials, self.heads, self.pool.head_dim, self.pool.device)
-        return self._step(_Prepared(places, positions, queries, slots, made, states))
+        return self._step(_Prepared(slot_indices, positions, queries, slots, device_windows, states))
 
     def fixed(self, rows: int) -> FixedStep:
-        # Each row has own keys; besides, splits, and prefixes that rows share, some levels deep.
+        # Each row has keys of its own; there are also splits, and shared prefixes some levels deep.
         partials = 8 * rows + self.splits * (self._shape.wide // self._shape.heads)
         tiles = 2 * rows + self.splits
-        shared = rows > self._shape.narrow // self._shape.heads  # no prefix of fewer rows is for a wide tile
+        shared = rows > self._shape.narrow // self._shape.heads  # a prefix of fewer rows needs no wide tile
         capacity = Capacity(rows, 8 * rows, tiles, tiles if shared else 0, partials)
         if self._states is None or len(self._states.values) < capacity.partials:
             self._states = States.empty(capacity.partials, self.heads, self.pool.head_dim, self.pool.device)
@@ -128,7 +128,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         return tables, windows
 
     def _copied(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        """On the device, int32, in one copy."""
+        """The arrays on the device as int32, in one copy."""
         sizes = [len(array) for array in arrays]
         starts, whole = _starts(sizes)
         flat = np.empty(whole, dtype=np.int32)
@@ -137,15 +137,15 @@ class TritonTiles(Attention[LayerMajorPool]):
         return _parts(to_device(torch.from_numpy(flat), self.pool.device), starts, sizes)
 
     def _slots(self, shift: Tensor, ends: Tensor, keys: int) -> Tensor:
-        """The slots of `keys` tokens: run r ends before token ends[r], and token t of it lies in slot
-        shift[r] + t."""
+        """The slots of `keys` tokens: run r ends before token ends[r], and its token t is in slot shift[r] +
+        t."""
         number = self._numbers[:keys] if keys <= len(self._numbers) else _numbers(keys, self.pool.device)
         run = torch.searchsorted(ends, number, right=True, out_int32=True)
         return shift.index_select(0, run).add_(number)
 
     def _step(self, prepared: _Prepared) -> AttentionStep:
         pool, heads, forms = self.pool, self.heads, self._forms
-        places, positions, queries, slots, windows, states = prepared
+        slot_indices, positions, queries, slots, windows, states = prepared
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             if qkv.stride(2) != 1 or qkv.stride(1) != qkv.shape[2]:
@@ -154,9 +154,9 @@ class TritonTiles(Attention[LayerMajorPool]):
             new, target = qkv[:, heads:], kept
             if kept.dtype != new.dtype:  # rounded as every implementation does
                 new = rounded(new, kept.dtype).contiguous()
-            if kept.dtype in TYPES:  # bytes are copied: not every GPU makes such numbers
+            if kept.dtype in TYPES:  # copied as bytes: not every GPU converts float8
                 new, target = new.view(torch.uint8), kept.view(torch.uint8)
-            store_kv(new, target, slots, places)
+            store_kv(new, target, slots, slot_indices)
             out = torch.empty(len(qkv), heads, pool.head_dim, dtype=qkv.dtype, device=qkv.device)
             window = windows[form.window]
             for fields, rows in ((window.narrow, self._shape.narrow), (window.wide, self._shape.wide)):
@@ -171,7 +171,7 @@ class TritonTiles(Attention[LayerMajorPool]):
 
 
 class _Fixed:
-    """FixedStep. The tables of a pass are written where those of the pass before were."""
+    """FixedStep. The tables of a pass overwrite those of the pass before."""
 
     def __init__(self, attention: TritonTiles, capacity: Capacity, states: States) -> None:
         self._attention, self._capacity = attention, capacity
@@ -186,23 +186,23 @@ class _Fixed:
         self._tables = torch.zeros(self._whole, dtype=torch.int32, device=device)
         self._slots = torch.zeros(attention.pool.slots, dtype=torch.int32, device=device)
         parts = iter(_parts(self._tables, self._starts, sizes))
-        places, positions, queries_ = (next(parts) for _ in range(3))
-        places.fill_(-1)
-        made = {
+        slot_indices, positions, queries_ = (next(parts) for _ in range(3))
+        slot_indices.fill_(-1)
+        device_windows = {
             window: _Window(
                 next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts)
             )
             for window in windows
         }
         self.step: AttentionStep = attention._step(
-            _Prepared(places, positions, queries_, self._slots, made, states)
+            _Prepared(slot_indices, positions, queries_, self._slots, device_windows, states)
         )
 
     def load(self, plan: StepPlan) -> bool:
         attention, capacity = self._attention, self._capacity
         tables, windows = attention._tables(plan)
         fits = (
-            len(tables.places) <= capacity.rows
+            len(tables.slot_indices) <= capacity.rows
             and len(tables.queries) <= capacity.queries
             and tables.keys <= len(self._slots)
             and all(
@@ -215,11 +215,11 @@ class _Fixed:
         if not fits:
             return False
         flat = np.zeros(self._whole, dtype=np.int64)
-        flat[: capacity.rows] = -1  # rows of no token write nowhere
-        arrays = [tables.places, tables.positions, tables.queries]
+        flat[: capacity.rows] = -1  # rows without a token write nothing
+        arrays = [tables.slot_indices, tables.positions, tables.queries]
         for one in windows.values():
             arrays += [one.narrow.ravel(), one.wide.ravel(), one.of]
-            # Rows of no token have no parts.
+            # Rows without a token have no parts.
             arrays.append(np.append(one.ends, np.full(capacity.rows + 1 - len(one.ends), one.ends[-1])))
         for first, array in zip(self._starts, arrays, strict=True):
             flat[first : first + len(array)] = array
@@ -231,7 +231,7 @@ class _Fixed:
 
 
 def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tables of these sizes begin, and how much they take together."""
+    """The offsets of tables of these sizes, and their total size."""
     padded = [-(-size // ALIGN) * ALIGN for size in sizes]
     return list(itertools.accumulate(padded[:-1], initial=0)), sum(padded)
 
@@ -241,8 +241,8 @@ def _parts(flat: Tensor, starts: Sequence[int], sizes: Sequence[int]) -> list[Te
 
 
 def _ends(tables: Tables) -> tuple[Ints, Ints]:
-    """Per run: what is added to a token's number in the table of slots to have its slot, and where the run
-    ends."""
+    """Per run: the shift from a token's index in the table of slots to its slot, and the run's end in the
+    table."""
     ends: Ints = tables.lengths.cumsum()
     shift: Ints = tables.starts - (ends - tables.lengths)
     return shift, ends

@@ -158,7 +158,7 @@ class Passes:
             return recorded
         step = self._attention.begin(batch.plan)
         if adapted:  # in all layers the same tokens, each with its adapter
-            made = self._decoder.hidden(batch.ids, batch.positions, step, given=given)
+            made = self._decoder.hidden(batch.ids, batch.positions, step, embedded=given)
             return made if batch.wanted is None else made[batch.wanted]
         return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted, given)
 

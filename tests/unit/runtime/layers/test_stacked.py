@@ -12,13 +12,15 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.config.parts.experts import StackNames
-from runtime.layers.stacked import Place, StackedExperts, Which
+from runtime.layers.stacked import ExpertMatrix, StackedExperts, Which
 from runtime.layers.weights import Checkpoint, Weights
 from runtime.protocol.errors import ModelLoadError
 
 COUNT, HIDDEN, WIDTH = 3, 64, 96
 WHOSE: tuple[Which, ...] = ("gate", "up", "down")
-PLACES = {f"layer.{expert}.{which}": Place(expert, which) for expert in range(COUNT) for which in WHOSE}
+MATRICES = {
+    f"layer.{expert}.{which}": ExpertMatrix(expert, which) for expert in range(COUNT) for which in WHOSE
+}
 Open = Callable[..., StackedExperts]
 
 
@@ -30,7 +32,7 @@ def stacked(tmp_path: Path) -> Iterator[Open]:
         save_file(data, tmp_path / "model.safetensors")
         opened.append(Checkpoint(tmp_path))
         weights = Weights(opened[-1], torch.float32, torch.device("cpu"))
-        return StackedExperts(weights, StackNames("gate_up", "down", alternate), PLACES, COUNT)
+        return StackedExperts(weights, StackNames("gate_up", "down", alternate), MATRICES, COUNT)
 
     yield make
     for checkpoint in opened:
