@@ -1,4 +1,4 @@
-"""Batch: a StepPlan as flat tensors, and the check that the plan is whole.
+"""Batch: a StepPlan as flat tensors, and the validation of the plan.
 
 Knows the plan and the vocabulary's size; not the model, not sampling.
 """
@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from runtime.engine.sampling.logprobs import Want
+from runtime.engine.sampling.logprobs import ScoreRequest
 from runtime.kernels.device import to_device
 from runtime.models.vision.store import ImageStore
 from runtime.plan import MediaSpan, Row, StepPlan
@@ -28,26 +28,26 @@ _SHOWN: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """ids, positions   [tokens] int64, the plan's rows one behind the other; positions [3, tokens] where some
-                     stand for parts of pictures
-    sampled          plan row of each next token that is wanted
-    wanted           [len(sampled) + scored + shown + drafts] int64: tokens whose final hidden states are
-                     needed: to sample from, to score at, to give back as they are, to sample from behind
-                     drafts; None: all tokens, to sample from, and nothing else
-    targets          [scored] int64: the ids whose log-probabilities are wanted there, in the order of
+    """ids, positions   [tokens] int64, the plan's rows concatenated; positions [3, tokens] if some tokens
+    stand for parts of images
+    sampled          the plan row of each next token to sample
+    output_indices   [len(sampled) + scored + shown + drafts] int64: the tokens whose final hidden states are
+    needed: to sample from, to score at, to return, and to sample from after drafts; None: all tokens, only to
+    sample from
+    targets          [scored] int64: the ids whose log-probabilities are needed there, in the order of
     plan.rows
-    wants            what each row with scores asks of them, in the same order
-    shown            of how many tokens each plan row's hidden states are wanted
-    media            which tokens stand for parts of pictures: [those] int64 and, in their order, the spans
-    """
+    score_requests   what each row with scores asks for, in the same order
+    shown            how many tokens' hidden states each plan row returns
+    media            tokens that stand for parts of images: their indices, int64, and in their order the
+    spans"""
 
     plan: StepPlan
     ids: Tensor
     positions: Tensor
     sampled: tuple[int, ...]
-    wanted: Tensor | None
+    output_indices: Tensor | None
     targets: Tensor
-    wants: tuple[Want, ...]
+    score_requests: tuple[ScoreRequest, ...]
     shown: tuple[int, ...]
     media: tuple[Tensor, tuple[MediaSpan, ...]] | None = None
 
@@ -61,47 +61,57 @@ class Batch:
         adapters: Container[int] = (),
         images: ImageStore | None = None,
     ) -> Batch:
-        """Raises InternalFault when the plan is not whole: see check()."""
+        """Raises InternalFault if the plan is not valid: see check()."""
         check(plan, vocab_size, slots, adapters, images)
         if all(map(decodes, plan.rows)):
             return cls._of_decoding(plan, device)
         lengths = [len(row.tokens) for row in plan.rows]
         ids = [token for row in plan.rows for token in row.tokens]
         positions = [
-            place
+            position
             for row, length in zip(plan.rows, lengths)
-            for place in range(row.position + row.shift, row.position + row.shift + length)
+            for position in range(row.position + row.shift, row.position + row.shift + length)
         ]
-        sampled, wanted, scored, targets, first = [], [], [], [], 0
-        wants: list[Want] = []
+        sampled, output_indices, scored, targets, first = [], [], [], [], 0
+        score_requests: list[ScoreRequest] = []
         shown: list[int] = []
         states: list[int] = []
         drafts: list[int] = []
         for index, (row, length) in enumerate(zip(plan.rows, lengths)):
             if row.sample:
                 sampled.append(index)
-                wanted.append(first + length - 1 - row.drafts)
+                output_indices.append(first + length - 1 - row.drafts)
                 drafts += range(first + length - row.drafts, first + length)
             scored += [first + token for token, _ in row.scores]
             targets += [target for _, target in row.scores]
             if row.scores:
-                wants.append(Want(len(row.scores), row.score_top, row.token_ids))
+                score_requests.append(ScoreRequest(len(row.scores), row.score_top, row.token_ids))
             shown.append(_SHOWN[row.hidden](length))
             states += range(first + length - shown[-1], first + length)
             first += length
-        parts = (ids, positions, wanted + scored + states + drafts, targets)
-        # One tensor, and one copy to the device.
+        parts = (ids, positions, output_indices + scored + states + drafts, targets)
+        # One tensor, so that there is one copy to the device.
         numbers = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64)
         numbers = to_device(numbers, device)
-        made = numbers.split([len(part) for part in parts])
-        places, media = made[1], None
+        parts_of_numbers = numbers.split([len(part) for part in parts])
+        position_tensor, media = parts_of_numbers[1], None
         if images is not None and any(row.media for row in plan.rows):
-            places, media = _with_media(plan.rows, places, images)
-        return cls(plan, made[0], places, tuple(sampled), made[2], made[3], tuple(wants), tuple(shown), media)
+            position_tensor, media = _with_media(plan.rows, position_tensor, images)
+        return cls(
+            plan,
+            parts_of_numbers[0],
+            position_tensor,
+            tuple(sampled),
+            parts_of_numbers[2],
+            parts_of_numbers[3],
+            tuple(score_requests),
+            tuple(shown),
+            media,
+        )
 
     @classmethod
     def _of_decoding(cls, plan: StepPlan, device: torch.device) -> Batch:
-        """Of rows that all decode: the usual plan, for which little has to be made."""
+        """For a plan whose rows all decode: the common case, with little to compute."""
         rows = plan.rows
         numbers = [row.tokens[0] for row in rows] + [row.position + row.shift for row in rows]
         ids, positions = to_device(torch.frombuffer(array("q", numbers), dtype=torch.int64), device).chunk(2)
@@ -109,7 +119,7 @@ class Batch:
 
 
 def decodes(row: Row) -> bool:
-    """Whether it computes one token, to sample from, and nothing else."""
+    """Whether the row computes one token, only to sample from."""
     one = row.sample and len(row.tokens) == 1
     return one and not row.scores and row.hidden == "none" and not row.media
 
@@ -117,18 +127,18 @@ def decodes(row: Row) -> bool:
 def _with_media(
     rows: tuple[Row, ...], positions: Tensor, images: ImageStore
 ) -> tuple[Tensor, tuple[Tensor, tuple[MediaSpan, ...]]]:
-    """The positions, in three numbers, and Batch.media."""
-    found, first = positions.cpu().expand(3, -1).clone(), 0
+    """The positions as three numbers, and Batch.media."""
+    positions_3d, first = positions.cpu().expand(3, -1).clone(), 0
     which: list[int] = []
     for row in rows:
         if row.media:
-            found[:, first : first + len(row.tokens)] = images.positions(row)
+            positions_3d[:, first : first + len(row.tokens)] = images.positions(row)
         for span in row.media:
             which += range(first + span.first, first + span.first + span.length)
         first += len(row.tokens)
     spans = tuple([span for row in rows for span in row.media])
     device = positions.device
-    return found.to(device), (torch.tensor(which, dtype=torch.int64).to(device), spans)
+    return positions_3d.to(device), (torch.tensor(which, dtype=torch.int64).to(device), spans)
 
 
 def check(
@@ -139,9 +149,9 @@ def check(
     images: ImageStore | None = None,
 ) -> None:
     """Raise InternalFault, naming the row, for a plan that would read or write the wrong memory: ids beyond
-    the vocabulary, slots beyond the pool, KV that does not add up to the row's position, an adapter that is
-    none of `adapters`, a picture that is none of `images`. Proportional to tokens to
-    compute, rows and segments; not to the context."""
+    the vocabulary, slots beyond the pool, KV that does not match the row's position, an adapter not in
+    `adapters`, an image not in `images`. The cost grows with tokens to compute, rows and segments; not with
+    the context."""
     if not plan.rows:
         raise InternalFault("the plan has no rows", where="step plan")
     covered = [0] * len(plan.rows)
@@ -192,7 +202,7 @@ def check(
 
 
 def _usual(row: Row, vocab_size: int, slots: int) -> bool:
-    """Whether it decodes a token, and nothing is wrong with it."""
+    """Whether the row decodes one token, and is valid."""
     if len(row.tokens) != 1 or len(row.slots) != 1 or row.drafts:
         return False
     start, size = row.slots[0]

@@ -1,4 +1,4 @@
-"""Which device a model runs on and in which numbers, from the options' words. Knows no models."""
+"""The device and the dtypes that a model runs with, from the options. Knows no models."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from runtime.protocol.errors import ModelLoadError
 
 
 def pick_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
-    """`auto`: CUDA where there is one. Of several ranks each has a GPU of its own. Raises ModelLoadError for
-    one that cannot be used."""
+    """`auto`: CUDA if available. With several ranks each has a GPU of its own. Raises ModelLoadError if it
+    cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if ranks > 1 and name == "cuda":
-        found = torch.cuda.device_count()
-        if 0 < found < ranks:
+        count = torch.cuda.device_count()
+        if 0 < count < ranks:
             raise ModelLoadError(
-                f"{ranks} ranks need a GPU each, there are {found}",
+                f"{ranks} ranks need a GPU each, there are {count}",
                 where="tp_size",
                 hint="device='cpu' computes without",
             )
@@ -26,20 +26,20 @@ def pick_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the backend
+    except (RuntimeError, AssertionError) as error:  # torch asserts if it was built without the backend
         raise ModelLoadError(f"device {name!r} cannot be used: {error}", where="device") from error
     return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: on CPU float32, where what else is in a batch changes no more than a result's last bits."""
+    """`auto`: float32 on CPUs, in which the rest of a batch changes only the last bits of a result."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def kv_dtype(name: str, computed: torch.dtype) -> torch.dtype:
-    """In what the KV pool of a model that is computed in `computed` keeps its numbers."""
+    """The dtype of the KV pool for a model computed in `computed`."""
     kept = {
         "auto": computed,
         "bfloat16": torch.bfloat16,
@@ -50,5 +50,6 @@ def kv_dtype(name: str, computed: torch.dtype) -> torch.dtype:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the thread's own: there Triton launches kernels, wherever their tensors are."""
+    """Makes a GPU the thread's current device, on which Triton launches kernels wherever their tensors
+    are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,13 +1,13 @@
-"""DraftingRunner: a runner whose results bring guesses of what comes next, by a smaller model that computes
-beside it. It wraps two runners, and knows no requests, grammars or policies.
+"""DraftingRunner: a runner whose results include draft tokens from a smaller model. It wraps two runners, and
+knows no requests, grammars or policies.
 
-Both models keep their KV in the same slots: whatever the large one computes, the small one computes too, once
-it is known which drafts were right. So prefixes are shared, evicted and copied for both at once. Behind the
-slots that plans name the small one's pool has some more, for the tokens that it guesses; what is accepted of
-these comes with the next plan and is computed again, in its own slot.
+Both models keep their KV in the same slots: the small model computes whatever the large one computes, once it
+is known which drafts were right. So prefixes are shared, evicted and copied for both at once. The small
+model's pool has some more slots after those that plans use, for the tokens that it drafts; accepted ones come
+with the next plan and are computed again, in their own slots.
 
-Guesses are drawn as the large model's tokens are, with the same seed and step: where the two distributions
-agree, so do the draws.
+Drafts are sampled as the large model's tokens are, with the same seed and step: if the two distributions
+agree, so do the samples.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
 
 ROWS = 256
-"""Of a pass, so many have room for all guesses that may be asked of them."""
+"""This many rows of a pass have scratch slots for all guesses that they may ask for."""
 
 
 class DraftingRunner:
-    """Implements runtime.plan.Runner. The small model computes in finish(): its guesses are needed for the
-    next plan, and which tokens they follow is not known earlier.
+    """Implements runtime.plan.Runner. The small model computes in finish(): the next plan needs its guesses,
+    and only then is it known which tokens they follow.
 
-    most         guesses that a row may ask for; scratch slots are there for `rows` of them
-    positions    how long a sequence the small model takes; of longer ones nothing is guessed
-    draft_path   where the small model's weights are
+    most         the most guesses that a row may ask for; there are scratch slots for `rows` of them
+    positions    the small model's maximum sequence length; longer ones get no guesses
+    draft_path   the path of the small model's weights
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class DraftingRunner:
         kv_file: int | None = None,
         world: World | None = None,
     ) -> DraftingRunner:
-        """TorchRunner.load(), and the model that config.draft_model names. Raises ModelLoadError, also where
-        that has another vocabulary."""
+        """TorchRunner.load(), and the model of config.draft_model. Raises ModelLoadError, also if its
+        vocabulary differs."""
         folder, small = draft_spec(spec, config.draft_model or "")
         target = TorchRunner.load(
             path,
@@ -142,30 +142,30 @@ class DraftingRunner:
         self._draft.copy_slots(pairs)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Of the large model; the small one guesses without."""
+        """For the large model; the small one guesses without it."""
         self._target.load_adapter(adapter)
 
     def unload_adapter(self, number: int) -> None:
         self._target.unload_adapter(number)
 
     def load_images(self, images: Sequence[Image]) -> None:
-        """For the large model; the small one guesses without."""
+        """For the large model; the small one guesses without them."""
         self._target.load_images(images)
 
     def drop_images(self, numbers: Sequence[int]) -> None:
         self._target.drop_images(numbers)
 
     def update_weights(self, path: str) -> None:
-        """Of the large model; the small one guesses as before."""
+        """Of the large model; the small one is not changed."""
         self._target.update_weights(path)
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
-        """Of both."""
+        """Of both models."""
         self._target.release_memory(parts)
         self._draft.release_memory(parts)
 
     def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
-        """Of both; `path` is the large one's."""
+        """Of both models; `path` is the large one's."""
         self._target.restore_memory(parts, path)
         self._draft.restore_memory(parts, self._draft_path)
 
@@ -176,13 +176,13 @@ class DraftingRunner:
     # -- guessing --------------------------------------------------------------------------------------------
 
     def _guess(self, plan: StepPlan, results: Sequence[RowResult]) -> dict[int, list[int]]:
-        """Compute the plan with the small model, without what was guessed wrong, and go on with those rows
-        that ask for guesses. Guesses by row."""
+        """Compute the plan with the small model, without the wrong drafts, and continue the rows that ask for
+        guesses. Returns guesses by row."""
         first, used = self._target.slots, 0
         rows: list[Row] = []
-        places: list[int] = []  # in the plan
-        wanted: dict[int, Run] = {}  # by those places: slots for what is guessed
-        for place, (row, result) in enumerate(zip(plan.rows, results)):
+        plan_rows: list[int] = []  # the index in the plan of each of `rows`
+        scratch_of: dict[int, Run] = {}  # by index in the plan: slots for the guesses
+        for plan_row, (row, result) in enumerate(zip(plan.rows, results)):
             right = max(0, len(result.samples) - 1)
             tokens = row.tokens[: len(row.tokens) - row.drafts + right]
             count = min(row.guesses, self._most) if result.samples else 0
@@ -190,41 +190,41 @@ class DraftingRunner:
                 continue
             slots = _first(row.slots, len(tokens))
             if count and used + count <= self._scratch:
-                wanted[place] = Run(first + used, count)
+                scratch_of[plan_row] = Run(first + used, count)
                 used += count
                 last = result.samples[-1].token
-                mine = _asking(row, (*tokens, last), (*slots, Run(wanted[place].start, 1)), right + 1)
+                mine = _asking(row, (*tokens, last), (*slots, Run(scratch_of[plan_row].start, 1)), right + 1)
                 rows.append(replace(mine, output=[*row.output, *tokens[len(tokens) - right :], last]))
             else:
                 rows.append(_asking(row, tokens, slots, None))
-            places.append(place)
-        made: dict[int, list[int]] = {place: [] for place in wanted}
+            plan_rows.append(plan_row)
+        guesses: dict[int, list[int]] = {plan_row: [] for plan_row in scratch_of}
         segments = list(plan.segments)
         released = plan.released
         while rows:
-            index = {place: at for at, place in enumerate(places)}
+            index = {plan_row: at for at, plan_row in enumerate(plan_rows)}
             step = StepPlan(tuple(rows), tuple(_of_rows(segments, index)), released)
             released = ()
             self._draft.launch(step)
-            segments = [*_by_place(step.segments, places), *_written(rows, places)]
+            segments = [*_by_plan_row(step.segments, plan_rows), *_written(rows, plan_rows)]
             following: list[Row] = []
             kept: list[int] = []
-            for place, row, result in zip(places, rows, self._draft.finish({}).rows):
-                if place not in wanted or not result.samples:
+            for plan_row, row, result in zip(plan_rows, rows, self._draft.finish({}).rows):
+                if plan_row not in scratch_of or not result.samples:
                     continue
-                token, scratch = result.samples[0].token, wanted[place]
-                made[place].append(token)
-                done = len(made[place])
+                token, scratch = result.samples[0].token, scratch_of[plan_row]
+                guesses[plan_row].append(token)
+                done = len(guesses[plan_row])
                 if done < scratch.length:
                     following.append(_next(row, token, scratch.start + done))
-                    kept.append(place)
-            rows, places = following, kept
-        return made
+                    kept.append(plan_row)
+            rows, plan_rows = following, kept
+        return guesses
 
 
 def _asking(row: Row, tokens: Sequence[int], slots: Sequence[Run], ahead: int | None) -> Row:
-    """`row` as the small model computes it. ahead: a token is drawn behind it, so many steps later; None:
-    only KV is wanted."""
+    """`row` as the small model computes it. ahead: a token is sampled after it, this many steps later; None:
+    only its KV is needed."""
     sampling = row.sampling
     if sampling.custom_logit_processor is not None:
         sampling = SamplingParams(temperature=0.0)
@@ -242,7 +242,7 @@ def _asking(row: Row, tokens: Sequence[int], slots: Sequence[Run], ahead: int | 
 
 
 def _next(row: Row, token: int, slot: int) -> Row:
-    """The row that computes `token`, drawn behind `row`, in `slot`."""
+    """The row that computes `token`, sampled after `row`, in `slot`."""
     return replace(
         row,
         tokens=(token,),
@@ -255,30 +255,30 @@ def _next(row: Row, token: int, slot: int) -> Row:
 
 def _first(slots: Sequence[Run], count: int) -> list[Run]:
     """The first `count` of the slots."""
-    found: list[Run] = []
+    runs: list[Run] = []
     for start, length in slots:
         if count <= 0:
             break
-        found.append(Run(start, min(length, count)))
+        runs.append(Run(start, min(length, count)))
         count -= length
-    return found
+    return runs
 
 
 def _of_rows(segments: Sequence[Segment], index: Mapping[int, int]) -> list[Segment]:
-    """The segments of those rows that are in `index`, by their numbers there."""
-    found = []
+    """The segments of the rows in `index`, with their numbers there."""
+    kept = []
     for one in segments:
         rows = tuple([index[row] for row in one.rows if row in index])
         if rows:
-            found.append(replace(one, rows=rows))
-    return found
+            kept.append(replace(one, rows=rows))
+    return kept
 
 
-def _by_place(segments: Sequence[Segment], places: Sequence[int]) -> list[Segment]:
-    """_of_rows() undone."""
-    return [replace(one, rows=tuple([places[row] for row in one.rows])) for one in segments]
+def _by_plan_row(segments: Sequence[Segment], plan_rows: Sequence[int]) -> list[Segment]:
+    """The inverse of _of_rows()."""
+    return [replace(one, rows=tuple([plan_rows[row] for row in one.rows])) for one in segments]
 
 
-def _written(rows: Sequence[Row], places: Sequence[int]) -> list[Segment]:
-    """What the rows have computed, as segments."""
-    return [Segment(row.slots, (place,), row.position) for row, place in zip(rows, places)]
+def _written(rows: Sequence[Row], plan_rows: Sequence[int]) -> list[Segment]:
+    """The KV that the rows have computed, as segments."""
+    return [Segment(row.slots, (plan_row,), row.position) for row, plan_row in zip(rows, plan_rows)]

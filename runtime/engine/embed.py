@@ -1,7 +1,7 @@
-"""TorchTextRunner: runs whole texts through an encoder and pools what comes out. The compute plane's side of
+"""TorchTextRunner: runs whole texts through an encoder and pools the output. The compute plane's side of
 plan.TextRunner.
 
-It knows the model and the ways of pooling; not requests, queues or lengths of vectors.
+It knows the model and the pooling modes; not requests, queues or lengths of vectors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NOT_FINITE = "the model's numbers are not finite"
 
 
 class TorchTextRunner:
-    """Implements runtime.plan.TextRunner. encode() runs in the caller's thread, in which torch lets go of the
-    interpreter."""
+    """Implements runtime.plan.TextRunner. encode() runs in the caller's thread; torch releases the GIL
+    meanwhile."""
 
     def __init__(self, encoder: Encoder, pooling: Pooling = ENCODER_DEFAULT) -> None:
         self._encoder, self._pooling = encoder, pooling
@@ -114,7 +114,7 @@ def pool(mode: str, hidden: Tensor, batch: TextBatch) -> Tensor:
 
 
 def weight_bytes(spec: EncoderSpec, dtype: torch.dtype) -> int:
-    """All matrices and tables of the model."""
+    """Bytes of all matrices and tables of the model."""
     hidden = spec.hidden_size
     layer = 4 * hidden * hidden + 2 * hidden * spec.ffn_size
     tables = (spec.vocab_size + spec.table_positions + spec.token_types) * hidden

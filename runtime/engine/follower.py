@@ -1,11 +1,11 @@
-"""Follower: a runner in a process of its own. It receives plans, runs them and gives results back.
+"""Follower: a runner in a process of its own. It receives plans, runs them and sends results back.
 
     python -m runtime.engine.follower <address> <memory of masks> <memory of KV, or -1>
 
-Started by runtime.processes.pipeline.runner_process, which made both; it ends with the process that
-started it. Where several share a model, each is a rank: all get every order, and rank 0's results count. A
-pass runs in the only working thread: whoever sent the plan is free meanwhile as it is. It knows no requests,
-grammars or policies. Torch comes in by the table, after it was told what to load.
+Started by runtime.processes.pipeline.runner_process, which created both; it ends when the process that
+started it ends. If several followers share a model, each is a rank: all get every order, and rank 0's results
+count. A pass runs in the only working thread, while the sender of the plan is free to do other work. It knows
+no requests, grammars or policies. Torch is imported through the table, after the start message.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from runtime.protocol.sampling import SamplingParams
 log = logging.getLogger(__name__)
 
 YOUNG = 20_000
-"""New objects between two looks of the garbage collector, as in the scheduler's process."""
+"""New objects between two runs of the garbage collector, as in the scheduler's process."""
 ANSWER_S = 600.0
-"""How long the parent may take to read an answer: more than a machine stands still."""
+"""How long the parent may take to read an answer: longer than a machine may be suspended."""
 LOOK_MS = 1000
-"""How often it is looked whether the parent is still the same process."""
+"""The interval between checks that the parent is still the same process."""
 
 PARTS: Registry[Any] = Registry(
     "runner part",
@@ -72,7 +72,7 @@ PARTS: Registry[Any] = Registry(
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """All a follower is told. world: which of the model's ranks it is. search: where modules are found, as in
+    """The start message of a follower. world: its rank among the model's. search: the module search path of
     the process that starts it."""
 
     path: str
@@ -85,8 +85,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """It is loaded. device: the kind of device it computes on. kv: how its KV lies in the memory that was
-    given for it; None where it does not."""
+    """It is loaded. device: the kind of device it computes on. kv: the layout of its KV in the shared memory;
+    None if the KV is not there."""
 
     slots: int
     vocab_size: int
@@ -95,13 +95,13 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """It cannot be; error: RuntimeFault.to_dict()."""
+    """It cannot be loaded; error: RuntimeFault.to_dict()."""
 
     error: dict[str, Any]
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
-    """A line for the log of whoever started it."""
+    """A line for the log of the process that started it."""
 
     logger: str
     level: int
@@ -114,7 +114,7 @@ FROM_RUNNER = Wire((Ready, Failed, *ANSWERS))
 
 
 class OutOfStep(Exception):
-    """A rank could not do its part of a pass: the others wait for it, and it must end for them to notice."""
+    """A rank failed in its part of a pass. The others wait for it, so it must end for them to notice."""
 
 
 class Follower:
@@ -132,11 +132,11 @@ class Follower:
         self._inbox, self._outbox, self._world = inbox, outbox, world or World()
         self._masks, self._runner, self._profiler = masks, runner, profiler
         self._plans = PlanReader()
-        self._fault: RuntimeFault | None = None  # of the plan that was launched last
+        self._fault: RuntimeFault | None = None  # of the last launched plan
         self._out_of_step = False  # other ranks did not meet that fault
 
     def serve(self) -> None:
-        """Raises MailboxClosed at the end, OutOfStep when it must end before."""
+        """Raises MailboxClosed at the end, OutOfStep if it must end earlier."""
         while True:
             for order in self._inbox.receive(None):
                 self._obey(order)
@@ -157,7 +157,7 @@ class Follower:
         self._fault = None
         try:
             self._runner.launch(plan)
-        except RuntimeFault as fault:  # the plan is not whole: every rank says so
+        except RuntimeFault as fault:  # the plan is invalid: every rank finds that
             self._fault = fault
         except Exception as error:  # noqa: BLE001 - it is this plan's result
             self._fault, self._out_of_step = fault_of(error), True
@@ -175,13 +175,13 @@ class Follower:
                 self._send(Result(number, result))
         if fault is not None:
             self._send(Failure(number, fault.to_dict()))
-            # A rank that was left alone by another one (EngineDead) is not the one to blame.
+            # A rank that lost another one (EngineDead) is not the cause.
             if self._world.size > 1 and self._out_of_step and not isinstance(fault, EngineDead):
                 raise OutOfStep(str(fault))
         self._profiler.stepped()
 
     def _call(self, order: Call) -> None:
-        """Of the names in CALLS those below are this class's own, the others the runner's."""
+        """This class implements some of the names in CALLS, the runner the others."""
         own: dict[str, Callable[..., Any]] = {
             "verify": self._verify,
             "start_profile": self._start_profile,
@@ -206,7 +206,7 @@ class Follower:
         self._runner.verify(params)
 
     def _start_profile(self, folder: str | None, steps: int | None) -> dict[str, Any]:
-        """Of rank 0 alone: the ranks' profiles differ little."""
+        """Only of rank 0: the ranks' profiles differ little."""
         started: dict[str, Any] = {} if self._world.rank else self._profiler.start(folder, steps)
         return started
 
@@ -225,7 +225,7 @@ def fault_of(error: Exception) -> RuntimeFault:
 
 
 class _ToParent(logging.Handler):
-    """Log lines as frames on the pipe that was stdout; a line that finds no room is dropped."""
+    """Sends log lines as frames through the pipe that was stdout. A line is dropped if the pipe is full."""
 
     def __init__(self, file: int) -> None:
         super().__init__()
@@ -236,19 +236,19 @@ class _ToParent(logging.Handler):
         try:
             text = self.format(record)[:2000]
             line = msgspec.json.encode(LogLine(record.name, record.levelno, text)) + b"\n"
-            os.write(self._file, line)  # short enough to be written whole or not at all
+            os.write(self._file, line)  # short enough to be written atomically
         except (OSError, ValueError):
             return
 
 
 def _quieter(rank: int) -> None:
-    """What all ranks say is logged once."""
+    """Log messages that all ranks have only once."""
     if rank > 0:
         logging.getLogger().setLevel(logging.WARNING)
 
 
 def _adopt_stdout() -> None:
-    """Log to the pipe; whatever else is printed goes to stderr."""
+    """Log to the pipe; other output goes to stderr."""
     pipe = os.dup(1)
     os.dup2(2, 1)
     root = logging.getLogger()
@@ -257,8 +257,8 @@ def _adopt_stdout() -> None:
 
 
 def _tie_to_parent() -> None:
-    """Have the system end this process when nobody holds the other end of stdin any more: whatever it does
-    then, stuck in a library or stopped, for nobody is there to whom a result could be told."""
+    """Let the system kill this process when the other end of stdin is closed, even if it is stuck in a
+    library or stopped: no process is left to read its results."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
@@ -266,11 +266,11 @@ def _tie_to_parent() -> None:
 
 
 def _end_with_parent(file: int | None, parent: int) -> None:
-    """The same where a fork of the parent holds that end as well: when the mailbox is closed, or the parent
-    is another one."""
+    """The same if a fork of the parent also holds that end: exit when the mailbox is closed, or when the
+    parent has changed."""
     poll = select.poll()
     if file is not None:
-        poll.register(file, 0)  # a hang-up is always told
+        poll.register(file, 0)  # a hang-up is always reported
     while not poll.poll(LOOK_MS) and os.getppid() == parent:
         pass
     os._exit(0)
@@ -285,7 +285,7 @@ def _load(start: Start, kv_file: int | None) -> tuple[DecoderRunner, Any, Ready]
 
 def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a matter of the process that started it
+        signal.signal(number, signal.SIG_IGN)  # the process that started it handles these
     _tie_to_parent()
     _adopt_stdout()
     text, memory, kv = arguments
@@ -299,7 +299,7 @@ def main(arguments: list[str]) -> int:
             target=_end_with_parent, args=(address.descriptor, start.parent), name="lifeline", daemon=True
         )
         watch.start()
-        sys.path += [place for place in start.search if place not in sys.path]
+        sys.path += [path for path in start.search if path not in sys.path]
         importlib.invalidate_caches()
         _quieter(start.world.rank)
         try:
@@ -311,7 +311,7 @@ def main(arguments: list[str]) -> int:
             outbox.send(Failed(fault.to_dict()))
             return 1
         gc.collect()
-        gc.freeze()  # what is loaded stays
+        gc.freeze()  # loaded objects stay
         gc.set_threshold(YOUNG)
         outbox.send(ready)
         Follower(inbox, outbox, MaskReader(int(memory)), runner, profiler, start.world).serve()

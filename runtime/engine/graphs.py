@@ -1,10 +1,9 @@
-"""Graphs: decoding steps recorded once as CUDA graphs and repeated, so that a step of hundreds of kernels
+"""Graphs: decoding steps recorded once as CUDA graphs and replayed, so that a step of hundreds of kernels
 costs the host one launch.
 
-A recorded step has a fixed number of rows, of one token each; a batch uses the next larger one. Its inputs
-and attention's tables lie at fixed places, which are filled before it is repeated; rows that are too many
-write nothing. What is no such batch (prompts, drafts, adapters), or has tables that do not fit, is computed
-as it is.
+A recorded step has a fixed number of rows of one token each; a batch uses the next larger one. Its inputs and
+attention's tables have fixed addresses, which are filled before it is replayed; surplus rows write nothing.
+Other batches (prompts, drafts, adapters), and those whose tables do not fit, are computed without a graph.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from runtime.plan import StepPlan
 log = logging.getLogger(__name__)
 
 Recorder: TypeAlias = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
-"""Runs what it is given, and records it: its result, and what repeats it, into the same result."""
+"""Runs and records a function. Returns its result, and a function that replays it into the same result."""
 
 
 class _Step(NamedTuple):
@@ -39,7 +38,7 @@ class _Step(NamedTuple):
 
 
 class Graphs:
-    """sizes: numbers of rows. Raises RuntimeError for a pass that cannot be recorded."""
+    """sizes: numbers of rows. Raises RuntimeError if a pass cannot be recorded."""
 
     def __init__(
         self, decoder: Decoder, attention: Attention[KVPool], sizes: Sequence[int], record: Recorder
@@ -50,7 +49,7 @@ class Graphs:
         self._ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._positions = torch.zeros(most, dtype=torch.int64, device=device)
         begin = time.perf_counter()
-        for size in sorted(sizes, reverse=True):  # the largest first: the others fit into its memory
+        for size in sorted(sizes, reverse=True):  # largest first: the others reuse its memory
             fixed = attention.fixed(size)
             if fixed is None:
                 return
@@ -69,12 +68,13 @@ class Graphs:
             )
 
     def hidden(self, batch: Batch) -> Tensor | None:
-        """As Decoder.hidden of the batch and what it wants; None: it is not for a recorded step."""
-        made = self.step(batch.plan, batch.ids, batch.positions)
-        return made if made is None or batch.wanted is None else made[batch.wanted]
+        """Decoder.hidden() of the batch, for its output_indices; None if no recorded step fits."""
+        hidden = self.step(batch.plan, batch.ids, batch.positions)
+        return hidden if hidden is None or batch.output_indices is None else hidden[batch.output_indices]
 
     def step(self, plan: StepPlan, ids: Tensor, positions: Tensor) -> Tensor | None:
-        """Of a plan of rows of one token, ids, positions [rows]: the hidden states of all."""
+        """The hidden states of all rows, for a plan with rows of one token; ids and positions [rows]. None if
+        no recorded step fits."""
         rows = len(plan.rows)
         if not self._sizes or rows > self._sizes[-1] or len(ids) != rows:
             return None
@@ -94,7 +94,7 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 class CudaRecorder:
-    """All that it records shares one pool of memory: what it recorded runs one at a time."""
+    """All recordings share one memory pool: they run one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, None
@@ -102,7 +102,7 @@ class CudaRecorder:
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         aside = torch.cuda.Stream(self._device)
         aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(aside):  # what libraries and kernels do the first time is not recorded
+        with torch.cuda.stream(aside):  # one-time work of libraries and kernels is not recorded
             run()
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
@@ -113,7 +113,7 @@ class CudaRecorder:
 
 
 class Passes:
-    """A runner's forward passes: recorded ones where that was asked for and a batch is for them."""
+    """A runner's forward passes, recorded ones if enabled and suitable."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class Passes:
         self._most = 0
 
     def use(self, decoder: Decoder, attention: Attention[KVPool], *, record: bool = True) -> None:
-        """Others of the same shape; steps are recorded anew. record: False: nothing is computed with them."""
+        """Use another decoder and attention of the same shape; steps are recorded again. record: False if
+        they will compute nothing."""
         self._decoder, self._attention, self._graphs = decoder, attention, None
         if self._images is not None and decoder.tower is not None:
             self._images.use(decoder.tower)
@@ -136,8 +137,8 @@ class Passes:
             self.record(self._most)
 
     def record(self, most: int, record: Recorder | None = None) -> None:
-        """Steps of up to `most` rows without adapters; none where there is no GPU, or where the model's pass
-        asks the device for numbers. record: CUDA's without."""
+        """Record steps of up to `most` rows without adapters. None are recorded without a GPU, or if the
+        model's pass reads numbers back from the device. record: CUDA's by default."""
         self._most, device = most, self._decoder.device
         if most < 1 or (record is None and device.type != "cuda"):
             return
@@ -149,26 +150,26 @@ class Passes:
             log.warning("decoding steps are not recorded: %s", error)
 
     def hidden(self, batch: Batch) -> Tensor:
-        """The final hidden states that the batch wants."""
+        """The final hidden states for the batch's output_indices."""
         adapted = self._adapters is not None and self._adapters.use(batch.plan.rows)
-        given = self._given(batch)
-        known = None if adapted or given is not None else self._graphs
+        embedded = self._embedded(batch)
+        known = None if adapted or embedded is not None else self._graphs
         recorded = None if known is None else known.hidden(batch)
         if recorded is not None:
             return recorded
         step = self._attention.begin(batch.plan)
-        if adapted:  # in all layers the same tokens, each with its adapter
-            made = self._decoder.hidden(batch.ids, batch.positions, step, embedded=given)
-            return made if batch.wanted is None else made[batch.wanted]
-        return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted, given)
+        if adapted:  # all layers must see all tokens, each with its adapter
+            hidden = self._decoder.hidden(batch.ids, batch.positions, step, embedded=embedded)
+            return hidden if batch.output_indices is None else hidden[batch.output_indices]
+        return self._decoder.hidden(batch.ids, batch.positions, step, batch.output_indices, embedded)
 
     def recorded(self, plan: StepPlan, ids: Tensor, positions: Tensor) -> Tensor | None:
-        """The hidden states [rows, hidden_size] of a plan of rows of one token, none with an adapter or a
-        picture; None: they are not for a recorded step."""
+        """The hidden states [rows, hidden_size] of a plan with rows of one token, without adapters and
+        images. None if no recorded step fits."""
         return None if self._graphs is None else self._graphs.step(plan, ids, positions)
 
-    def _given(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Embeddings of tokens that stand for parts of pictures."""
+    def _embedded(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """The indices of tokens that stand for parts of images, and their embeddings."""
         if batch.media is None or self._images is None:
             return None
         which, spans = batch.media

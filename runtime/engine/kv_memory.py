@@ -1,4 +1,4 @@
-"""A KV pool of tensors as the bytes that KV transfers move (runtime.disagg.transfer.memory)."""
+"""A KV pool of tensors as bytes for KV transfers (runtime.disagg.transfer.memory)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from runtime.plan import Run
 def pool_memory(
     pool: KVPool, file: int | None = None, *, first: int = 0, total_heads: int | None = None
 ) -> KVMemory:
-    """file: what the pool was made in (KVShape.file). first, total_heads: which heads of the model's it has;
-    all without."""
+    """file: the file of the pool (KVShape.file). first, total_heads: the pool's first head and the number of
+    heads in the model; default: it has all of them."""
     kv = pool.kv
     layout = KVLayout(
         layers=pool.layers,
@@ -35,7 +35,7 @@ def pool_memory(
         dtype=str(kv.dtype).removeprefix("torch."),
         first=first,
         heads=pool.kv_heads,
-        # Whichever has the longer pieces: in a pool of whole tokens a slot is one.
+        # The order with longer pieces: in a pool of whole tokens a slot is one piece.
         order="token" if kv.stride(0) >= kv.stride(1) else "head",
     )
     octets = kv.view(torch.uint8)
@@ -49,8 +49,8 @@ def pool_memory(
 
 
 class TensorMemory(KVMemory):
-    """KVMemory over bytes [slots, layers, 2 * heads, head_bytes] of a device. Copies run on a stream of their
-    own and are done when the call returns."""
+    """KVMemory over bytes [slots, layers, 2 * heads, head_bytes] on a device. Copies run on their own stream
+    and are complete when the call returns."""
 
     def __init__(self, octets: Tensor, layout: KVLayout) -> None:
         self.slots, self.layout = octets.shape[0], layout
@@ -80,12 +80,12 @@ class TensorMemory(KVMemory):
                 tokens = there.view(-1, layout.layers, 2, count, layout.head_bytes)
             else:
                 tokens = there.view(layout.layers, 2, count, -1, layout.head_bytes).permute(3, 0, 1, 2, 4)
-            for part, found in zip(parts, tokens.split([len(part) for part in parts])):
-                part.copy_(found)
+            for part, numbers in zip(parts, tokens.split([len(part) for part in parts])):
+                part.copy_(numbers)
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """Beside the passes that the model computes."""
+        """A stream beside the model's passes."""
         if self._device.type != "cuda":
             yield
             return
@@ -97,5 +97,5 @@ class TensorMemory(KVMemory):
     def _parts(self, runs: Sequence[Run], heads: range) -> list[Tensor]:
         check_place(self.layout, self.slots, runs, heads)
         first = heads.start - self.layout.first
-        wanted = self._view[:, :, :, first : first + len(heads)]
-        return [wanted[run.start : run.start + run.length] for run in runs]
+        selected = self._view[:, :, :, first : first + len(heads)]
+        return [selected[run.start : run.start + run.length] for run in runs]

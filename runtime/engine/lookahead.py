@@ -1,11 +1,11 @@
-"""Lookahead: a decoding step is queued before its plan is there, so that a GPU never waits for Python.
+"""Lookahead: a decoding step is queued before its plan exists, so that a GPU never waits for Python.
 
-What is queued on a GPU runs while Python goes on. Between two steps Python makes results, stop conditions,
-the next plan and its tables; unless something is queued by then, the GPU is idle. So as soon as a step's
-tokens are drawn, on the device, the next step of the same rows is queued with them, as if all of them went
-on. Its keys and values go to slots set aside. The next plan takes what it asks for, and these keys and values
-are copied to the slots that it names. Rows that ended were computed for nothing; rows that are new, or go on
-with another token than the one drawn, are computed beside. (Elsewhere: asynchronous or overlapped
+Work queued on a GPU runs while Python continues. Between two steps Python computes results, stop conditions,
+the next plan and its tables; without queued work the GPU is idle meanwhile. So as soon as a step's tokens are
+drawn on the device, the next step of the same rows is queued with them, as if all rows continued. Its keys
+and values go to reserved slots. The next plan takes the rows that it asks for, and their keys and values are
+copied to the slots that it names. Rows that ended were computed for nothing; rows that are new, or continue
+with another token than the drawn one, are computed in a separate pass. (Elsewhere: asynchronous or overlapped
 scheduling.)
 """
 
@@ -29,29 +29,30 @@ BACKOFF_AT_MOST = 32  # steps
 
 
 def rows_ahead(config: RunnerConfig, device: torch.device, ranks: int) -> int:
-    """For how many rows slots are set aside: none where no steps are recorded."""
+    """The number of rows that get reserved slots; none if no steps are recorded."""
     recorded = config.cuda_graph and device.type == "cuda" and ranks == 1
     return config.cuda_graph_max_bs if config.lookahead and recorded else 0
 
 
-class Taken(NamedTuple):
-    """What a plan takes. hidden [rows ahead, hidden_size]; places: by row of the plan which of them is its;
-    rest: the plan's other rows, by their numbers, as a plan of their own."""
+class Precomputed(NamedTuple):
+    """The rows of a plan that were computed ahead. hidden [rows ahead, hidden_size]; ahead_rows: by row of
+    the plan, its row in `hidden`; rest: the plan's other rows as a plan of their own, and their indices."""
 
     hidden: Tensor
-    places: dict[int, int]
+    ahead_rows: dict[int, int]
     rest: tuple[StepPlan, tuple[int, ...]] | None
 
 
 class _Ahead(NamedTuple):
     hidden: Tensor
-    places: dict[int, int]  # by sequence
+    ahead_rows: dict[int, int]  # the row of each sequence
     positions: list[int]
     tokens: list[int | None]
 
 
 class Lookahead:
-    """Of a runner. first, most: the slots set aside. limit: positions that the model has."""
+    """The lookahead of a runner. first, most: the start and number of reserved slots. limit: the model's
+    maximum number of positions."""
 
     def __init__(self, passes: Passes, first: int, most: int, limit: int) -> None:
         self._passes, self._first, self._most, self._limit = passes, first, most, limit
@@ -59,11 +60,11 @@ class Lookahead:
         self._backoff = self._to_skip = 0
 
     def forget(self) -> None:
-        """What is queued is of no use any more."""
+        """Drop the queued step."""
         self._ahead = None
 
     def queue(self, batch: Batch, tokens: Tensor) -> None:
-        """tokens [rows]: what the rows of a batch that decodes drew, on the device; below 0: none."""
+        """tokens [rows]: the tokens drawn for the rows of a decoding batch, on the device; below 0: none."""
         rows = batch.plan.rows
         if self._to_skip:
             self._to_skip -= 1
@@ -73,70 +74,74 @@ class Lookahead:
         if any(row.guesses or row.adapter or row.position + row.shift + 2 > self._limit for row in rows):
             return
         following = [
-            Row(row.seq, (0,), row.position + 1, (Run(self._first + place, 1),), row.sampling)
-            for place, row in enumerate(rows)
+            Row(row.seq, (0,), row.position + 1, (Run(self._first + index, 1),), row.sampling)
+            for index, row in enumerate(rows)
         ]
-        written = [Segment(row.slots, (place,), row.position) for place, row in enumerate(rows)]
+        written = [Segment(row.slots, (index,), row.position) for index, row in enumerate(rows)]
         plan = StepPlan(tuple(following), (*batch.plan.segments, *written))
         hidden = self._passes.recorded(plan, tokens.clamp(min=0).long(), batch.positions + 1)
         if hidden is not None:
-            places = {row.seq: place for place, row in enumerate(rows)}
-            self._ahead = _Ahead(hidden, places, [row.position for row in following], [None] * len(rows))
+            ahead_rows = {row.seq: index for index, row in enumerate(rows)}
+            self._ahead = _Ahead(hidden, ahead_rows, [row.position for row in following], [None] * len(rows))
 
     def drew(self, results: Sequence[RowResult]) -> None:
-        """What the tokens were that the last queue() got."""
+        """Record the tokens that the last queue() was given."""
         if self._ahead is not None:
             self._ahead.tokens[:] = [row.token for row in results]
 
-    def take(self, plan: StepPlan, pool: KVPool) -> Taken | None:
-        """What is there for `plan`, whose keys and values are in its slots then; None: nothing."""
+    def take(self, plan: StepPlan, pool: KVPool) -> Precomputed | None:
+        """The rows of `plan` that were computed ahead; copies their keys and values to the plan's slots. None
+        if there are none."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
         for handle in plan.released:
-            ahead.places.pop(handle, None)
-        places = {
-            index: place
+            ahead.ahead_rows.pop(handle, None)
+        ahead_rows = {
+            index: ahead_row
             for index, row in enumerate(plan.rows)
-            if (place := ahead.places.get(row.seq)) is not None
+            if (ahead_row := ahead.ahead_rows.get(row.seq)) is not None
             and decodes(row)
             and not row.adapter
-            and row.position == ahead.positions[place]
-            and row.tokens[0] == ahead.tokens[place]
+            and row.position == ahead.positions[ahead_row]
+            and row.tokens[0] == ahead.tokens[ahead_row]
         }
-        whole = len(places) == len(plan.rows)
-        # Two passes in place of one, for those who come or jump forward in each step, would not pay.
+        whole = len(ahead_rows) == len(plan.rows)
+        # Two passes instead of one do not pay if rows start or jump forward in each step.
         self._backoff = 0 if whole else min(BACKOFF_AT_MOST, max(1, 2 * self._backoff))
         self._to_skip = self._backoff
-        if not places:
+        if not ahead_rows:
             return None
-        targets = [plan.rows[index].slots[0].start for index in places]
-        sources = [self._first + place for place in places.values()]
+        targets = [plan.rows[index].slots[0].start for index in ahead_rows]
+        sources = [self._first + ahead_row for ahead_row in ahead_rows.values()]
         moves = to_device(torch.tensor((sources, targets), dtype=torch.int32), pool.device)
         pool.move(moves[0], moves[1])
-        return Taken(ahead.hidden, places, None if whole else _without(plan, places))
+        return Precomputed(ahead.hidden, ahead_rows, None if whole else _without(plan, ahead_rows))
 
 
-def merged(taken: Taken, batch: Batch, rest: Batch | None, computed: Tensor | None) -> Tensor:
-    """The hidden states that `batch` wants. computed: those that `rest` wants."""
-    ahead = len(taken.hidden)
-    if rest is None or computed is None or taken.rest is None:
-        order = [taken.places[index] for index in batch.sampled]
+def merged(precomputed: Precomputed, batch: Batch, rest: Batch | None, computed: Tensor | None) -> Tensor:
+    """The hidden states for `batch`. computed: those of `rest`."""
+    ahead = len(precomputed.hidden)
+    if rest is None or computed is None or precomputed.rest is None:
+        order = [precomputed.ahead_rows[index] for index in batch.sampled]
         if order == list(range(ahead)):
-            return taken.hidden
-        return taken.hidden.index_select(0, to_device(torch.tensor(order), taken.hidden.device))
-    numbers = taken.rest[1]
+            return precomputed.hidden
+        return precomputed.hidden.index_select(0, to_device(torch.tensor(order), precomputed.hidden.device))
+    numbers = precomputed.rest[1]
     sampled = {numbers[index]: ahead + turn for turn, index in enumerate(rest.sampled)}
-    order = [taken.places[index] if index in taken.places else sampled[index] for index in batch.sampled]
+    order = [
+        precomputed.ahead_rows[index] if index in precomputed.ahead_rows else sampled[index]
+        for index in batch.sampled
+    ]
     order += range(ahead + len(rest.sampled), ahead + len(computed))
-    return torch.cat((taken.hidden, computed)).index_select(
+    return torch.cat((precomputed.hidden, computed)).index_select(
         0, to_device(torch.tensor(order), computed.device)
     )
 
 
-def _without(plan: StepPlan, places: Mapping[int, int]) -> tuple[StepPlan, tuple[int, ...]]:
-    """The plan without some of its rows, and the numbers of the others."""
-    numbers = tuple(index for index in range(len(plan.rows)) if index not in places)
+def _without(plan: StepPlan, removed: Mapping[int, int]) -> tuple[StepPlan, tuple[int, ...]]:
+    """The plan without some rows, and the indices of the others."""
+    numbers = tuple(index for index in range(len(plan.rows)) if index not in removed)
     mine = {index: turn for turn, index in enumerate(numbers)}
     segments = tuple(
         replace(one, rows=users)

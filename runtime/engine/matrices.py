@@ -1,4 +1,5 @@
-"""How a model's matrices are kept and multiplied with: what its checkpoint, the options and memory say."""
+"""How a model's matrices are stored and multiplied: decided from its checkpoint, the options and the
+memory."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from runtime.protocol.errors import ModelLoadError, RuntimeFault
 def linear_method(
     spec: ModelSpec, config: RunnerConfig, dtype: torch.dtype, device: torch.device, where: str
 ) -> LinearMethod:
-    """Asked before loading. Raises ModelLoadError: they do not fit; BadRequest: a wish that cannot be had."""
+    """Called before loading. Raises ModelLoadError if the matrices do not fit; BadRequest if an option is not
+    possible."""
     size = memory.weight_bytes(spec, dtype)
     expand = memory.expands(config.expand_weights, size, device)
     bits = memory.code_bits(spec, config.quantization, expand=expand)
@@ -37,11 +39,11 @@ def linear_method(
 
 
 def read_again(directory: Path, before: Decoder, config: RunnerConfig, group: Group) -> Decoder:
-    """The same model with other weights. All ranks of the group read them; where one cannot, all
-    fail. Raises ModelLoadError."""
+    """The same model with other weights. All ranks of the group read them; if one cannot, all fail. Raises
+    ModelLoadError."""
     fault: RuntimeFault | None = None
     directory = Path(os.path.expanduser(directory))
-    made, spec, dtype, device = before, before.spec, before.dtype, before.device
+    decoder, spec, dtype, device = before, before.spec, before.dtype, before.device
     try:
         if unlike := spec.unlike(ModelSpec.from_dir(directory)):
             raise ModelLoadError(
@@ -51,7 +53,7 @@ def read_again(directory: Path, before: Decoder, config: RunnerConfig, group: Gr
             )
         with torch.inference_mode():
             method = linear_method(spec, config, dtype, device, str(directory))
-            made = Decoder.load(directory, spec, dtype, device, method, group)
+            decoder = Decoder.load(directory, spec, dtype, device, method, group)
             method.tune()
     except RuntimeFault as error:
         fault = error
@@ -60,4 +62,4 @@ def read_again(directory: Path, before: Decoder, config: RunnerConfig, group: Gr
         raise fault
     if not read:
         raise ModelLoadError("another rank could not read its part", where=str(directory))
-    return made
+    return decoder

@@ -1,4 +1,4 @@
-"""How much memory there is, and how many KV slots it buys. Knows no model beyond its ModelSpec."""
+"""How much memory is available, and how many KV slots fit. Knows no model beyond its ModelSpec."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from runtime.protocol.errors import ModelLoadError
 
 DEFAULT_SLOTS_AT_MOST = {"cpu": 65_536, "cuda": 2_000_000}
 SLOTS_AT_LEAST = 64
-PACK_AT_MOST = 0.25  # share of free memory that a second copy of the matrices may take
-EXPAND_AT_MOST = 0.5  # share of free memory that the numbers of a quantised checkpoint may take
-SCALES = 1.07  # codes with their scales and offsets, as a multiple of the codes alone: some groups of 64
+PACK_AT_MOST = 0.25  # share of free memory for a second copy of the matrices
+EXPAND_AT_MOST = 0.5  # share of free memory for the dequantised matrices of a checkpoint
+SCALES = 1.07  # size with scales and offsets relative to the codes alone, for groups of about 64
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated on `device`: what the system says, or the container's limit if that
+    """Memory that can still be allocated on `device`: the system's figure, or the container's limit if that
     is less."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -37,7 +37,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """To the system, or to others on the device: what is not used any more."""
+    """Return unused memory to the system, or to other users of the device."""
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()
@@ -46,7 +46,7 @@ def give_back(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif sys.platform == "linux":
-        # Small pieces stay with the C library, which need not have this call.
+        # The C library keeps small pieces; it may lack this function.
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
@@ -56,8 +56,8 @@ def _meminfo() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(available[0]) * 1024 if available else None
 
 
 def _number(path: Path) -> int | None:
@@ -69,8 +69,8 @@ def _number(path: Path) -> int | None:
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -> int:
-    """All matrices of the model, whatever ranks hold them. bits: of one code of the layers' matrices; None:
-    they are kept as `dtype`."""
+    """Bytes of all matrices of the model, over all ranks. bits: of one code of the layers' matrices; None:
+    they are stored as `dtype`."""
     layers, embeddings = spec.matrix_sizes
     per_number = dtype.itemsize if bits is None else bits / 8 * SCALES
     return int(layers * per_number) + embeddings * dtype.itemsize
@@ -84,8 +84,8 @@ def check_weights_fit(
     ranks: int = 1,
     bits: int | None = None,
 ) -> None:
-    """Raise ModelLoadError when the weights alone are more than there is. Ranks share the machine's memory;
-    each has its own GPU's. bits: see weight_bytes()."""
+    """Raise ModelLoadError if the weights alone exceed the available memory. Ranks share the machine's
+    memory; each has its own GPU's. bits: see weight_bytes()."""
     needed, free = weight_bytes(spec, dtype, bits), available_bytes(device)
     if device.type != "cpu":
         needed //= ranks
@@ -98,48 +98,49 @@ def check_weights_fit(
 
 
 def packs(wish: str, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether matrices are kept in a layout made for the CPU; asked before loading. `wish`: pack_weights."""
+    """Whether matrices are stored in a layout for the CPU; called before loading. `wish`: pack_weights."""
     return device.type == "cpu" and wish != "never" and can_pack(dtype)
 
 
 def second_copy_fits(weights: int, device: torch.device) -> bool:
-    """Whether matrices of so many bytes (of all ranks) may be there twice."""
+    """Whether matrices of `weights` bytes (over all ranks) may be stored twice."""
     return weights <= PACK_AT_MOST * available_bytes(device)
 
 
 def code_bits(spec: ModelSpec, wished: str | None, *, expand: bool) -> int | None:
-    """Bits of one code where the layers' matrices are kept in codes, else None."""
+    """Bits of one code if the layers' matrices are stored quantised, else None."""
     if spec.quantization is not None and wished != FROM_ANY:
         return None if expand else spec.quantization.bits
     return None if wished is None else 8
 
 
 def expands(wish: str, weights: int, device: torch.device) -> bool:
-    """Whether the matrices of a quantised checkpoint, of so many bytes as numbers, are kept as numbers; asked
-    before loading. `wish`: expand_weights, whose "auto" is for CPUs, on which making them anew for each
-    product takes longer than the product."""
+    """Whether the matrices of a quantised checkpoint, with `weights` bytes when dequantised, are stored
+    dequantised; called before loading. `wish`: expand_weights. "auto" is for CPUs, on which dequantising for
+    each product takes longer than the product."""
     if wish != "auto":
         return wish == "always"
     return device.type == "cpu" and weights <= EXPAND_AT_MOST * available_bytes(device)
 
 
 def slots_for(
-    each: int, device: torch.device, asked: int | None, fraction: float, where: str, ranks: int = 1
+    each: int, device: torch.device, requested: int | None, fraction: float, where: str, ranks: int = 1
 ) -> int:
-    """How many KV slots of `each` bytes to make: `asked`, or what `fraction` of the free memory holds up to a
-    cap; on the CPU each of `ranks` makes as many. Raises ModelLoadError when they do not fit, or when there
-    is no room for a useful number."""
+    """The number of KV slots of `each` bytes: `requested`, or as many as `fraction` of the free memory holds,
+    up to a cap. On the CPU each of `ranks` allocates as many. Raises ModelLoadError if they do not fit, or
+    too few would."""
     free = available_bytes(device)
     if device.type == "cpu":
         each *= ranks
-    if asked is not None:
-        if asked * each > free:
+    if requested is not None:
+        if requested * each > free:
             raise ModelLoadError(
-                f"max_total_tokens={asked} needs {_gib(asked * each)}, {_gib(free)} are free on {device}",
+                f"max_total_tokens={requested} needs {_gib(requested * each)}, "
+                f"{_gib(free)} are free on {device}",
                 where=where,
                 hint=f"at most {free // each} fit",
             )
-        return asked
+        return requested
     slots = min(DEFAULT_SLOTS_AT_MOST.get(device.type, 65_536), int(free * fraction) // each)
     if slots < SLOTS_AT_LEAST:
         raise ModelLoadError(

@@ -1,6 +1,6 @@
-"""TorchProfiler: where a step's time goes, of all threads, as a trace for chrome://tracing or Perfetto.
+"""TorchProfiler: where a step's time goes, in all threads, as a trace for chrome://tracing or Perfetto.
 
-It knows torch and files; not what a step is.
+It knows torch and files; not the steps themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_STEPS = 10_000
 
 
 class TorchProfiler:
-    """folder: all traces are written below it; None: a fresh one in the system's temporary folder. One thread
-    calls it."""
+    """folder: the parent of all traces; None: a new folder in the system's temporary one. Used by one
+    thread."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
@@ -32,15 +32,15 @@ class TorchProfiler:
         self._left: int | None = None
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
-        """Begin; the trace will be in data["file"]. folder: a name below the profiler's own folder; steps:
-        stop by itself after so many. Raises BadRequest: one runs already, a bad name or number, a folder
-        that cannot be made."""
+        """Begin a profile; the trace will be in data["file"]. folder: a name below the profiler's own folder;
+        steps: stop after this many. Raises BadRequest if one is running, a name or number is invalid, or the
+        folder cannot be created."""
         if self._running is not None:
             raise BadRequest("a profile is being made already", where="profile", hint="stop it first")
         if steps is not None and not 1 <= steps <= MAX_STEPS:
             raise BadRequest(f"must be in 1 to {MAX_STEPS}, got {steps}", where="steps")
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6:06}.json.gz"
-        self._file = self._place(folder) / name
+        self._file = self._folder_for(folder) / name
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
@@ -52,7 +52,8 @@ class TorchProfiler:
         return {"file": str(self._file)}
 
     def stop(self) -> dict[str, Any]:
-        """End, and write the trace to data["file"]. Raises BadRequest: none runs, or it cannot be written."""
+        """End, and write the trace to data["file"]. Raises BadRequest if none is running, or it cannot be
+        written."""
         running, self._running = self._running, None
         if running is None:
             raise BadRequest("no profile is being made", where="profile", hint="start one first")
@@ -64,7 +65,7 @@ class TorchProfiler:
         return {"file": str(self._file)}
 
     def stepped(self) -> None:
-        """A step was made; the last one that was asked for ends the profile."""
+        """Called after each step; the last requested step ends the profile."""
         if self._running is None or self._left is None:
             return
         self._left -= 1
@@ -75,21 +76,21 @@ class TorchProfiler:
                 log.error("%s", fault)
 
     def close(self) -> None:
-        """End and write what is being made: an interpreter that ends meanwhile ends with a crash."""
+        """End and write a running profile: the interpreter would crash if it ended with one."""
         try:
             self.stop()
         except BadRequest as fault:
             log.debug("%s", fault)
 
-    def _place(self, folder: str | None) -> Path:
+    def _folder_for(self, folder: str | None) -> Path:
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="sglang-dsl-profile-")
         base = Path(self._folder).expanduser().resolve()
-        place = base if folder is None else (base / folder).resolve()
-        if not place.is_relative_to(base):
+        path = base if folder is None else (base / folder).resolve()
+        if not path.is_relative_to(base):
             raise BadRequest(f"must be a name below {base}, got {folder!r}", where="folder")
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadRequest(f"cannot be made: {error.strerror or error}", where=str(place)) from error
-        return place
+            raise BadRequest(f"cannot be made: {error.strerror or error}", where=str(path)) from error
+        return path

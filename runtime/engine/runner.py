@@ -28,10 +28,10 @@ from runtime.engine import memory
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.engine.device import current, kv_dtype, pick_device, pick_dtype
-from runtime.engine.drafts import asked_of
+from runtime.engine.drafts import with_draft_rows
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
-from runtime.engine.lookahead import Lookahead, Taken, merged, rows_ahead
+from runtime.engine.lookahead import Lookahead, Precomputed, merged, rows_ahead
 from runtime.engine.matrices import linear_method, read_again
 from runtime.engine.results import parts_of, results_of
 from runtime.engine.sampling.logprobs import Logits, Scores
@@ -52,38 +52,41 @@ from runtime.protocol.sampling import SamplingParams
 
 _CLOSE_WAIT_S = 30.0
 PATIENCE = 0.8
-"""How much of step_timeout_s a rank waits for the others: those who wait can say so before the time is up,
-and who says nothing is the one that is stuck."""
+"""The share of step_timeout_s that a rank waits for the others. Waiting ranks report before the time is up; a
+rank that reports nothing is the stuck one."""
 WARM_UP_TOKENS = (16, 32, 64, 256, 512, 1024)
-"""Tokens of a pass, up to which products of few rows and of experts have kernels of their own."""
+"""Numbers of tokens in a pass for which products of few rows and of experts have kernels of their own."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
-    """What the forward pass leaves for sampling: the sampled rows' hidden states [sampled, hidden_size],
-    the scores and hidden states [shown, hidden_size] that the plan asked for, and the drafts' hidden states
-    [drafts, hidden_size]. asked: the sampled rows, and what is asked behind drafts. logits: of all asked;
-    None where masks are to come, which may make most of them useless. hidden_s: seconds until the hidden
-    states."""
+    """The outputs of the forward pass for sampling: the hidden states of the sampled rows [sampled,
+    hidden_size], the scores and hidden states [shown, hidden_size] that the plan asked for, and the drafts'
+    hidden states [drafts, hidden_size].
+
+    expanded: the sampled rows, followed by a row for each draft (see with_draft_rows). logits: of all of
+    these; None if masks will follow, which may make most of them unnecessary. hidden_s: seconds until the
+    hidden states were there.
+    """
 
     last: Tensor
     logits: Logits | None
     scores: Scores
     states: Tensor
     drafts: Tensor
-    asked: list[Row]
+    expanded: list[Row]
     hidden_s: float
     seconds: float
 
 
 MakeAttention: TypeAlias = Callable[[int, Scoring], Attention[KVPool]]
-"""Slots of its pool, and how it scores."""
+"""Creates an attention from the number of slots and the scoring."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
-    """computed: on a GPU, when the pass that the future has queued is over."""
+    """computed: on a GPU, set when the queued pass has finished."""
 
     batch: Batch
     future: Future[_Forward]
@@ -94,12 +97,13 @@ class _Pending:
 
 
 class TorchRunner:
-    """Implements runtime.plan.Runner. launch() hands the forward pass to a thread of its own, in which torch
-    lets go of the interpreter, so that the caller can fill masks meanwhile; with `beside` False launch() runs
-    it, for a caller who has a process of his own for it.
+    """Implements runtime.plan.Runner. launch() hands the forward pass to a thread, in which torch releases
+    the GIL, so that the caller can fill masks meanwhile. With `beside` False launch() runs it itself, for a
+    caller in a process of its own.
 
-    A rank of a group gets the same plans and masks as the others, in the same order. All compute all logits;
-    rank 0 alone samples, and its results count: the others give none."""
+    The ranks of a group get the same plans and masks, in the same order. All compute all logits; only rank 0
+    samples, and the others return no results.
+    """
 
     def __init__(
         self,
@@ -114,9 +118,9 @@ class TorchRunner:
         again: MakeAttention | None = None,
         ahead: int = 0,
     ) -> None:
-        """kv_file: where the pool lies, if in a file; the caller's to close. adapters: of the decoder's
-        matrices; None: it takes none. again: what `attention` was made with; None: it stays. ahead: how many
-        of the pool's slots are set aside for rows of a step that is queued ahead of its plan."""
+        """kv_file: the file of the pool, if any; the caller closes it. adapters: of the decoder's matrices;
+        None: not supported. again: creates another `attention`; None: it cannot be replaced. ahead: slots of
+        the pool reserved for the rows of a step that is queued before its plan."""
         spec, shard = decoder.spec, decoder.shard
         self._memory_of = partial(
             pool_memory, file=kv_file, first=shard.kv_heads(spec).start, total_heads=spec.num_kv_heads
@@ -156,9 +160,9 @@ class TorchRunner:
         world: World | None = None,
         group: Group | None = None,
     ) -> TorchRunner:
-        """Read the checkpoint in `path` and make its KV pool, in `kv_file` where one is given; of both, what
-        the rank that `world` says holds. group: that rank's, if it has met the others already. Raises
-        ModelLoadError; EngineDead when another rank is gone."""
+        """Read the checkpoint in `path` and create its KV pool, in `kv_file` if given; only the part of the
+        rank in `world`. group: the rank's, if it has joined already. Raises ModelLoadError; EngineDead if
+        another rank is gone."""
         config = (config or RunnerConfig()).verify()
         world = world or World()
         ranks = world.size
@@ -166,7 +170,7 @@ class TorchRunner:
             raise InternalFault(f"tp_size is {config.tp_size}, there are {ranks} ranks", where="runner")
         directory = Path(os.path.expanduser(path))
         if kv_file is None and config.shared_kv:
-            kv_file = os.memfd_create("kv")  # as long as this process: its peers may ask for it at any time
+            kv_file = os.memfd_create("kv")  # stays open: peers may ask for it at any time
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         elif ranks > 1:  # they share the cores
@@ -179,7 +183,7 @@ class TorchRunner:
             dummy = config.load_format == "dummy"
             decoder = Decoder.load(directory, spec, dtype, device, method, group, dummy=dummy)
             adapters = None if not isinstance(method, Adapted) else Adapters.of(method, config)
-            group.least(0)  # all have their weights: what is free then is for the pools
+            group.least(0)  # all have their weights: the free memory is for the pools
             kv_heads = len(decoder.shard.kv_heads(spec))
             kept = kv_dtype(config.kv_cache_dtype, dtype)
             shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, kept, device, kv_file)
@@ -205,7 +209,7 @@ class TorchRunner:
                 again=again, ahead=ahead,
             )  # fmt: skip
             if runner._threads is not None:
-                runner._threads.use_for(1)  # as a pass is computed in which the choice matters
+                runner._threads.use_for(1)  # as in the small passes for which the choice matters
             method.tune()
             if compiled(device) and min(slots, spec.max_position_embeddings) > 1:
                 runner._warm_up()
@@ -216,8 +220,8 @@ class TorchRunner:
         return runner
 
     def _warm_up(self) -> None:
-        """The kernels, and what libraries make at their first calls: not while the first request waits. By
-        prompts of sizes for which kernels are made differently, and a token behind one."""
+        """Compile kernels and initialise libraries before the first request: run prompts of the sizes that
+        have different kernels, and one more token."""
         begin = time.perf_counter()
         sampling, positions = SamplingParams(temperature=0.0), self._decoder.spec.max_position_embeddings
         most = min(self.slots, positions, 2048) - 1
@@ -232,7 +236,7 @@ class TorchRunner:
 
     @property
     def device(self) -> str:
-        """The kind of device it computes on: cpu or cuda."""
+        """The kind of device: cpu or cuda."""
         return self._decoder.device.type
 
     @property
@@ -240,11 +244,11 @@ class TorchRunner:
         return self._decoder.spec.vocab_size
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for a logit processor that is not known, or that cannot use its parameters."""
+        """Raise BadRequest if a logit processor is unknown or cannot use its parameters."""
         self._rows.sampler.processors.verify(params, self.vocab_size)
 
     def launch(self, plan: StepPlan) -> None:
-        """Start the forward pass. Raises InternalFault for a plan that is not whole; nothing has run then."""
+        """Start the forward pass. Raises InternalFault, and runs nothing, if the plan is invalid."""
         if self._pending is not None:
             raise InternalFault("launch() before finish() of the step before", where="runner")
         self._rows.release(plan.released)
@@ -252,8 +256,10 @@ class TorchRunner:
         computed = torch.cuda.Event() if device.type == "cuda" else None
         with torch.inference_mode(), current(device):
             batch = self._batch(plan)
-            taken = self._lookahead.take(plan, self._attention.pool)
-        self._pending = _Pending(batch, self._worker.submit(self._forward, batch, taken, computed), computed)
+            precomputed = self._lookahead.take(plan, self._attention.pool)
+        self._pending = _Pending(
+            batch, self._worker.submit(self._forward, batch, precomputed, computed), computed
+        )
 
     def _batch(self, plan: StepPlan) -> Batch:
         device, adapters = self._decoder.device, self._adapters or ()
@@ -263,7 +269,7 @@ class TorchRunner:
         return self._pending is None or self._pending.done()
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
-        """Raises DeadlineExceeded when the pass takes longer than step_timeout_s, InternalFault when it
+        """Raises DeadlineExceeded if the pass takes longer than step_timeout_s, InternalFault if it
         failed."""
         pending, self._pending = self._pending, None
         if pending is None:
@@ -294,7 +300,7 @@ class TorchRunner:
             self._attention.pool.copy(pairs)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Between two passes: it waits for one that runs."""
+        """Between two passes: waits for a running one."""
         if self._adapters is None:
             raise no_adapters("lora_path")
         self._worker.submit(self._adapters.load, adapter).result()
@@ -313,14 +319,16 @@ class TorchRunner:
             self._images.drop(numbers)
 
     def update_weights(self, path: str) -> None:
-        """Both models are in memory for a moment; where it raises, all ranks keep the one before."""
+        """Both models are in memory for a moment. If it raises, all ranks keep the old one."""
         if self._adapters is not None:
             raise BadRequest("weights cannot be changed where LoRA adapters are taken", where="enable_lora")
-        made = self._worker.submit(read_again, Path(path), self._decoder, self._config, self._group).result()
-        self._use(made, self._attention)
+        decoder = self._worker.submit(
+            read_again, Path(path), self._decoder, self._config, self._group
+        ).result()
+        self._use(decoder, self._attention)
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
-        """A pool of one slot and a decoder without layers stand in."""
+        """A pool of one slot and a decoder without layers stay as placeholders."""
         if "weights" in parts and self._adapters is not None:
             raise BadRequest("weights stay where LoRA adapters are taken", where="tags")
         decoder, attention = self._decoder, self._attention
@@ -337,7 +345,9 @@ class TorchRunner:
             self.update_weights(path)
         if "kv_cache" in parts and self._attention.pool.slots < self.slots:
             self._use(self._decoder, self._attention_of(self.slots + self._spare))
-        self._worker.submit(memory.give_back, self._decoder.device).result()  # what reading weights took
+        self._worker.submit(
+            memory.give_back, self._decoder.device
+        ).result()  # temporary memory of reading weights
 
     def _attention_of(self, slots: int) -> Attention[KVPool]:
         if self._again is None:
@@ -354,7 +364,7 @@ class TorchRunner:
             self._attention, self.kv_memory = attention, self._memory_of(attention.pool)
 
     def close(self) -> None:
-        """Wait for a pass that still runs, within a limit, and end the thread."""
+        """Wait for a running pass, within a limit, and end the thread."""
         pending, self._pending = self._pending, None
         running = None
         if pending is not None and not (pending.future.done() or pending.future.cancel()):
@@ -364,43 +374,46 @@ class TorchRunner:
             log.warning("a forward pass did not end within %g s and is left behind", _CLOSE_WAIT_S)
         self._worker.shutdown(wait=not stuck, cancel_futures=True)
 
-    def _forward(self, batch: Batch, taken: Taken | None, computed: torch.cuda.Event | None) -> _Forward:
+    def _forward(
+        self, batch: Batch, precomputed: Precomputed | None, computed: torch.cuda.Event | None
+    ) -> _Forward:
         begin = time.perf_counter()
         if self._threads is not None:
             self._threads.use_for(len(batch.ids))
         decoder, count = self._decoder, len(batch.sampled)
         with torch.inference_mode(), current(decoder.device):
-            hidden = self._hidden(batch, taken)
+            hidden = self._hidden(batch, precomputed)
             hidden_s = time.perf_counter() - begin
             rows = [batch.plan.rows[index] for index in batch.sampled]
             scaled = self._config.scaled_logprobs
             last, scores, states, drafts = parts_of(batch, hidden, decoder.logits, self.vocab_size, scaled)
-            asked = asked_of(rows) if len(drafts) else rows
-            later = any(row.masked for row in rows) or len(asked) > max(self._rows.most, count)
+            expanded = with_draft_rows(rows) if len(drafts) else rows
+            later = any(row.masked for row in rows) or len(expanded) > max(self._rows.most, count)
             whole = torch.cat((last, drafts)) if len(drafts) and not later else last
-            logits = None if later else self._rows.logits(whole, asked)
+            logits = None if later else self._rows.logits(whole, expanded)
             if computed is not None:
                 computed.record()
             seconds = time.perf_counter() - begin
-            return _Forward(last, logits, scores, states, drafts, asked, hidden_s, seconds)
+            return _Forward(last, logits, scores, states, drafts, expanded, hidden_s, seconds)
 
-    def _hidden(self, batch: Batch, taken: Taken | None) -> Tensor:
-        """What the batch wants. taken: what of it was computed before."""
-        if taken is None:
+    def _hidden(self, batch: Batch, precomputed: Precomputed | None) -> Tensor:
+        """The hidden states for the batch's output_indices. precomputed: the part that was computed ahead."""
+        if precomputed is None:
             return self._passes.hidden(batch)
-        rest = None if taken.rest is None else self._batch(taken.rest[0])
-        return merged(taken, batch, rest, None if rest is None else self._passes.hidden(rest))
+        rest = None if precomputed.rest is None else self._batch(precomputed.rest[0])
+        return merged(precomputed, batch, rest, None if rest is None else self._passes.hidden(rest))
 
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> tuple[RowResult, ...]:
-        mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
-        given = (forward.last, forward.drafts, forward.asked, forward.logits)
-        sampled = self._rows.sampled(*given, mine, self._then(batch))
+        mine = {index: masks[plan_row] for index, plan_row in enumerate(batch.sampled) if plan_row in masks}
+        outputs = (forward.last, forward.drafts, forward.expanded, forward.logits)
+        sampled = self._rows.sampled(*outputs, mine, self._then(batch))
         return () if self._group.rank else results_of(batch, sampled, forward.scores, forward.states)
 
     def _then(self, batch: Batch) -> Then | None:
-        """What is queued behind the draws of a batch, if it is one that decodes."""
-        if not self._spare or batch.wanted is not None or len(batch.ids) > self._rows.most:
+        """The function that queues the next step after the draws of a decoding batch; None for other
+        batches."""
+        if not self._spare or batch.output_indices is not None or len(batch.ids) > self._rows.most:
             return None
         return partial(self._lookahead.queue, batch)

@@ -1,1 +1,1 @@
-"""What is done with logits: penalties, biases, masks, draws, log-probabilities."""
+"""Processing of logits: penalties, biases, masks, draws, log-probabilities."""

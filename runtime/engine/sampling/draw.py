@@ -1,14 +1,13 @@
 """Scores -> one column per row: the best, or one drawn at its temperature within top-k, top-p and min-p.
 
-A draw takes the greatest of score / temperature + Gumbel noise, which has the softmax's distribution (the
-Gumbel-max trick, arXiv 1611.01144); noise is a function of the row's key and of the token's id. So it does
-not matter in which order or company scores are computed, and rounding changes a draw only where the two best
-are as close as rounding, or where the token that wins is itself at the border of top-k, top-p or min-p.
+A draw takes the highest score / temperature + Gumbel noise, which has the softmax's distribution (the
+Gumbel-max trick, arXiv 1611.01144). The noise is a function of the row's key and the token's id. So the order
+and the batch in which scores are computed do not matter. Rounding changes a draw only if the two best are as
+close as rounding, or if the winning token is itself at the border of top-k, top-p or min-p.
 
-On the CPU a row is looked at alone: its best column; where something is cut, one pass that makes weights of
-scores, which are sorted where a share of their sum is asked for, and then, of a peaked distribution, only the
-heavy ones; and noise of the columns that are left. On other devices all rows are computed at once
-(`pick_at_once`); the same numbers.
+On the CPU each row is processed alone: its best column; if something is cut, one pass that turns scores into
+weights, which are sorted for top-p, and only the heavy ones for a peaked distribution; and noise for the
+remaining columns. On other devices all rows are computed at once (`pick_at_once`), with the same numbers.
 
 It knows no requests, no masks and no seeds.
 """
@@ -29,17 +28,17 @@ from runtime.protocol.sampling import SamplingParams
 
 Weights: TypeAlias = npt.NDArray[np.float32]
 
-_LIGHT = 1e-4  # columns lighter than this share of the heaviest are looked at only where they can matter
-_FEW = 4096  # columns that are weighed faster than they are sifted
-_BLOCK = 128  # columns whose weights are summed up before one of them is looked for
+_LIGHT = 1e-4  # columns lighter than this share of the heaviest are skipped if they cannot matter
+_FEW = 4096  # up to this many columns, weighing all is faster than filtering
+_BLOCK = 128  # columns whose weights are summed before the search for one of them
 
 
 def pick(
     scores: Tensor, params: Sequence[SamplingParams], keys: Sequence[int], ids: Tensor | None = None
 ) -> list[int | None]:
-    """scores [rows, columns] float32, -inf = not allowed -> a column per row, None where there is none. Ties
-    go to the first column. keys: 64 bits per row, greedy rows ignore theirs. ids [rows, columns] int64, on
-    the CPU: the token of each column, ascending; None: its own number."""
+    """scores [rows, columns] float32, -inf = not allowed -> a column per row, None if there is none. Ties go
+    to the first column. keys: 64 bits per row, ignored for greedy rows. ids [rows, columns] int64, on the
+    CPU: the token of each column, ascending; None: the column's index."""
     if scores.device.type != "cpu":
         return pick_at_once(scores, params, keys, ids)
     if scores.stride(1) != 1:
@@ -59,7 +58,7 @@ def pick(
 
 
 def _drawn(scores: Tensor, best: int, mine: SamplingParams, key: int, ids: Tensor | None) -> int:
-    """Of one row, whose first best column is known."""
+    """Draw for one row with the given first best column."""
     if not (0 < mine.top_k < len(scores) or mine.top_p < 1.0 or mine.min_p > 0.0):
         return draw(scores, mine.temperature, key, best, ids)
     columns = None
@@ -67,39 +66,39 @@ def _drawn(scores: Tensor, best: int, mine: SamplingParams, key: int, ids: Tenso
         columns = np.flatnonzero(scores.numpy() >= floor)
         own = torch.from_numpy(columns)
         scores, ids, best = scores[own], own if ids is None else ids[own], int(columns.searchsorted(best))
-    # Relative to the best: the most probable column weighs exactly 1. By the nearest float32, as the same
-    # division of all rows at once.
+    # Relative to the best: the most probable column weighs exactly 1. The temperature is rounded to float32,
+    # as when all rows are divided at once.
     weights = scores.sub(scores[best]).div_(float(np.float32(mine.temperature))).exp_()
     least = max(least_weight(weights.numpy(), mine.top_k, mine.top_p), np.float32(mine.min_p))
-    place = draw(scores, mine.temperature, key, best, ids, weights, float(least))
-    return place if columns is None else int(columns[place])
+    column = draw(scores, mine.temperature, key, best, ids, weights, float(least))
+    return column if columns is None else int(columns[column])
 
 
 def _floor(row: Weights, best: float, mine: SamplingParams) -> float:
-    """A score that those of all columns that stay reach, however weights are rounded; -inf where to look for
-    it would not pay."""
+    """A score that all columns which stay reach, however weights are rounded; -inf if searching it would not
+    pay."""
     floor, size, k = -math.inf, len(row), mine.top_k
     if size < _FEW:
         return floor
     if 0 < k < size:
-        # Of so many blocks each has a column that reaches it: quicker than to look for the k-th best.
+        # The k-th best block maximum is a lower bound, and faster to find than the k-th best column.
         most = row[: size // _BLOCK * _BLOCK].reshape(-1, _BLOCK).max(1) if size >= k * _BLOCK else row
         floor = float(np.partition(most, len(most) - k)[len(most) - k])
-    if mine.min_p > 0.0 and mine.top_p >= 1.0:  # else what is lighter counts as a part of the whole
+    if mine.min_p > 0.0 and mine.top_p >= 1.0:  # else lighter columns count for top-p's total
         floor = max(floor, best + mine.temperature * math.log(mine.min_p))
     return floor - 1e-3 * mine.temperature - 1e-6 * abs(floor)
 
 
 def _sums_before(weights: Weights) -> npt.NDArray[np.float64]:
-    """[blocks + 1]: what the columns before each block weigh together; the last: all."""
+    """[blocks + 1]: the sum of the weights before each block; the last: of all."""
     sums = np.zeros(-(-len(weights) // _BLOCK) + 1)
     np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64).cumsum(out=sums[1:])
     return sums
 
 
 def least_weight(weights: Weights, k: int, p: float) -> np.float32:
-    """The lightest weight that is kept of the k heaviest columns (k < 1 = all) and, of those, of the heaviest
-    that together hold the share p of their weight (nucleus sampling, arXiv 1904.09751). Ties are kept. The
+    """The lightest weight kept of the k heaviest columns (k < 1 = all) and, of those, of the heaviest that
+    together hold the share p of their weight (nucleus sampling, arXiv 1904.09751). Ties are kept. The
     heaviest column weighs 1."""
     size = len(weights)
     least = np.float32(0.0)
@@ -119,7 +118,7 @@ def least_weight(weights: Weights, k: int, p: float) -> np.float32:
         if needed > starts[-1] and len(heavy) < size:
             heavy = _descending(weights)
             starts = _sums_before(heavy)
-    # The last column before which less than needed lies.
+    # The last column for which the sum before it is less than needed.
     block = max(0, int(starts[:-1].searchsorted(needed)) - 1)
     inside = heavy[block * _BLOCK : (block + 1) * _BLOCK]
     before = starts[block] + inside.cumsum(dtype=np.float64) - inside
@@ -133,8 +132,8 @@ def _descending(values: Weights) -> Weights:
 def pick_at_once(
     scores: Tensor, params: Sequence[SamplingParams], keys: Sequence[int], ids: Tensor | None = None
 ) -> list[int | None]:
-    """pick() in operations on all rows, with one word from the device to the host for the best columns and
-    one for those that are drawn."""
+    """pick() with operations on all rows, with one transfer from the device for the best columns and one for
+    the drawn ones."""
     best, column = scores.max(-1)
     picked = column.tolist()
     drawn = [index for index, mine in enumerate(params) if not mine.greedy]
@@ -165,7 +164,7 @@ def _draw_at_once(scores: Tensor, best: Tensor, params: Sequence[SamplingParams]
 
 
 def _least_at_once(weights: Tensor, ks: Sequence[int], ps: Sequence[float]) -> Tensor:
-    """least_weight() of all rows [rows, 1], without a word between device and host."""
+    """least_weight() of all rows [rows, 1], without a transfer between device and host."""
     width = weights.shape[1]
     heavy = weights.sort(-1, descending=True).values
     up_to = heavy.cumsum(-1, dtype=torch.float64)

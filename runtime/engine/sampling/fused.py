@@ -1,6 +1,6 @@
-"""Sampling on GPUs: all rows of a step in a few kernels, one copy to the device and one back.
+"""Sampling on GPUs: all rows of a step in a few kernels, with one copy to the device and one back.
 
-The same tokens as Sampler's, but where rounding decides; logit processors are run by it.
+The same tokens as with Sampler, except for rounding; logit processors are run by Sampler.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FusedSampler(Sampler):
 
     def at_once(
         self,
-        given: Logits,
+        logits: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
         keys: Sequence[int],
@@ -51,18 +51,18 @@ class FusedSampler(Sampler):
             for row in rows
         ):
             return None
-        tokens = self._drawn(given.logits, rows, keys, masks)
+        tokens = self._drawn(logits.logits, rows, keys, masks)
         facts = [tokens.double()]
         if any(row.logprob for row in rows):
-            logprobs, _ = gather_logprobs(given.scaled, tokens.clamp(min=0).long()[:, None])
+            logprobs, _ = gather_logprobs(logits.scaled, tokens.clamp(min=0).long()[:, None])
             facts.append(logprobs.squeeze(1).double())
         fetched = to_host(torch.stack(facts))
         if then is not None:
             then(tokens)
-        found, *known = fetched().tolist()
+        token_ids, *known = fetched().tolist()
         return [
             _WRONG[int(token)] if token < 0 else Sample(int(token), logprob if row.logprob else None)
-            for row, token, logprob in zip(rows, found, known[0] if known else found)
+            for row, token, logprob in zip(rows, token_ids, known[0] if known else token_ids)
         ]
 
     def _drawn(
@@ -72,15 +72,15 @@ class FusedSampler(Sampler):
         keys: Sequence[int],
         masks: Mapping[int, TokenMask],
     ) -> Tensor:
-        """[rows] int32: columns of the scores, -1 where none is allowed, -2 where not all are finite."""
+        """[rows] int32: columns of the scores, -1 if none is allowed, -2 if some are not finite."""
         params = [row.sampling for row in rows]
         mask_of = np.full(len(rows), -1, dtype=np.int32)
         bits = _NO_BITS
         if masks:
             bits = np.zeros((len(masks), -(-scores.shape[1] // 32)), dtype=np.int32)
             for number, (index, mask) in enumerate(masks.items()):
-                words = mask.bits[: bits.shape[1]]
-                bits[number, : len(words)] = words.view(np.int32)
+                packed = mask.bits[: bits.shape[1]]
+                bits[number, : len(packed)] = packed.view(np.int32)
                 mask_of[index] = number
         changes = self._changes(rows, every(scores.shape[1]))
         arrays = [
@@ -94,48 +94,48 @@ class FusedSampler(Sampler):
             *(array for one in changes for array in one),
         ]
         there = _copied(arrays, scores.device)
-        given_keys, temperatures, top_k, top_p, min_p, of, words, *rest = there
+        key_words, temperatures, top_k, top_p, min_p, of, packed, *rest = there
         if changes:
             scores = scores.clone()
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
-        given = Draws(temperatures, top_k, top_p, min_p, given_keys.view(-1, 2), of, words.view(bits.shape))
-        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given, check=True)
+        draws = Draws(temperatures, top_k, top_p, min_p, key_words.view(-1, 2), of, packed.view(bits.shape))
+        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), draws, check=True)
 
     def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
-        """Penalties, then biases: for each the arrays of Changes; without those that change nothing."""
+        """Penalties, then biases: the arrays of Changes for each; those without changes are dropped."""
         penalties: list[tuple[Array, ...]] = []
         biases: list[tuple[Array, ...]] = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             params = row.sampling
             if not adjusted(params):
                 continue
             if penalised(params):
                 histogram = self._histograms.of(row)
-                where, real = columns(place, histogram.ids)
+                where, real = columns(index, histogram.ids)
                 counts = histogram.counts[real]
                 costs = counts * np.float32(params.frequency_penalty)
                 costs += np.where(counts > 0, np.float32(params.presence_penalty), np.float32(0.0))
                 factors = np.full(len(counts), params.repetition_penalty, dtype=np.float32)
-                penalties.append((_same(place, counts), where[real].astype(np.int32), factors, costs))
+                penalties.append((_same(index, counts), where[real].astype(np.int32), factors, costs))
             if params.logit_bias:
                 ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
                 values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
-                where, real = columns(place, ids)
+                where, real = columns(index, ids)
                 gains = values[real]
                 biases.append(
-                    (_same(place, gains), where[real].astype(np.int32), np.ones_like(gains), -gains)
+                    (_same(index, gains), where[real].astype(np.int32), np.ones_like(gains), -gains)
                 )
         return [[np.concatenate(part) for part in zip(*parts)] for parts in (penalties, biases) if parts]
 
 
-def _same(place: int, like: Array) -> Array:
-    return np.full(len(like), place, dtype=np.int32)
+def _same(row: int, like: Array) -> Array:
+    return np.full(len(like), row, dtype=np.int32)
 
 
 def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """On the device, in one copy; each begins at a multiple of 16 bytes: Triton compiles a kernel anew for
-    what does not."""
+    """The arrays on the device, in one copy. Each begins at a multiple of 16 bytes: Triton compiles another
+    kernel for other alignments."""
     starts, size = [], 0
     for array in arrays:
         starts.append(size)

@@ -1,7 +1,7 @@
-"""Logit processors by name: what a request may have done to its logits besides the usual parameters.
+"""Logit processors by name: how a request changes its logits beyond the usual parameters.
 
-A request gives a registered name and parameters, never code. The table loads no torch, so that whoever only
-lists or checks names stays light. It knows no requests and no grammar.
+A request names a registered processor and gives parameters, never code. The table imports no torch, so that
+listing or checking names is cheap. It knows no requests and no grammar.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROMPT_IDS, OUTPUT_IDS = "__prompt_ids__", "__output_ids__"
-"""Keys that are added to a request's parameters: the ids of its prompt, and those generated so far."""
+"""Keys added to a request's parameters: the ids of its prompt, and the ids generated so far."""
 
 
 class LogitProcessor(ABC):
-    """Changes logits of rows, several requests' at once. One object serves all requests: it keeps nothing
-    between calls."""
+    """Changes the logits of rows, which may belong to several requests. One object serves all requests and
+    keeps no state between calls."""
 
     def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:  # noqa: B027 - no is an answer
-        """Raise BadRequest when a request's parameters are not usable. Called before the request runs."""
+        """Raise BadRequest if a request's parameters are invalid. Called before the request runs."""
 
     @abstractmethod
     def process(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
-        """logits [rows, vocab] float32, penalties and biases applied, masks and temperature not; may be
-        changed in place. params: one dict per row, the request's custom_params and PROMPT_IDS, OUTPUT_IDS.
-        Returns logits of the same shape; -inf forbids an id. What is raised fails the rows' requests only.
-        """
+        """logits [rows, vocab] float32, with penalties and biases applied, but not masks and temperature; may
+        be changed in place. params: one dict per row, the request's custom_params with PROMPT_IDS and
+        OUTPUT_IDS. Returns logits of the same shape; -inf forbids an id. An exception fails only these rows'
+        requests."""
 
 
 PROCESSORS: Registry[type[LogitProcessor]] = Registry(
@@ -53,27 +53,27 @@ class Processors:
 
     def __init__(self, table: Registry[type[LogitProcessor]] = PROCESSORS) -> None:
         self._table = table
-        self._made: dict[str, LogitProcessor] = {}
+        self._instances: dict[str, LogitProcessor] = {}
 
     def get(self, name: str) -> LogitProcessor:
         """Raises BadRequest, listing the known names."""
-        made = self._made.get(name)
-        if made is None:
+        processor = self._instances.get(name)
+        if processor is None:
             try:
-                made = self._made[name] = self._table.load(name)()
+                processor = self._instances[name] = self._table.load(name)()
             except UnknownName as error:
                 raise BadRequest(
                     str(error),
                     where="sampling_params.custom_logit_processor",
                     hint="processors are named, never sent as code",
                 ) from None
-        return made
+        return processor
 
     def verify(self, params: SamplingParams, vocab_size: int) -> None:
-        """Raise BadRequest for an unknown name, or parameters that its processor cannot use."""
-        name, given = params.custom_logit_processor, params.custom_params
+        """Raise BadRequest for an unknown name, or invalid parameters."""
+        name, custom_params = params.custom_logit_processor, params.custom_params
         if name is None:
-            if given:
+            if custom_params:
                 raise BadRequest(
                     "are for a logit processor, and none is named",
                     where="sampling_params.custom_params",
@@ -81,7 +81,7 @@ class Processors:
                 )
             return
         processor = self.get(name)
-        for key in given or ():
+        for key in custom_params or ():
             if key.startswith("__"):
                 raise BadRequest(f"the name {key!r} is reserved", where="sampling_params.custom_params")
-        processor.verify(given or {}, vocab_size)
+        processor.verify(custom_params or {}, vocab_size)

@@ -1,8 +1,8 @@
-"""Log-probabilities under the model's own distribution: natural log, no mask, no penalty, no bias, whatever
-the row is sampled with; temperature 1, unless output tokens are to be given at the temperature of their row.
+"""Log-probabilities under the model's own distribution: natural log, without mask, penalty and bias, however
+the row is sampled; at temperature 1, unless output tokens are to use their row's temperature.
 
-Made in stretches of bounded size and over whole tensors: a scored prompt of any length needs neither prompt x
-vocabulary of memory nor a loop over tokens.
+Computed in chunks of limited size and over whole tensors: a scored prompt of any length needs neither prompt
+x vocabulary of memory nor a loop over tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CHUNK_BYTES = 32 << 20  # of logits at once
 Pairs: TypeAlias = tuple[tuple[int, float], ...]
 
 
-class Want(NamedTuple):
-    """What one row asks of `length` positions that follow one another: targets' log-probabilities, `top` best
-    pairs each, and those of `ids`."""
+class ScoreRequest(NamedTuple):
+    """A row's request for `length` consecutive positions: the targets' log-probabilities, the `top` best
+    pairs of each, and those of `ids`."""
 
     length: int
     top: int
@@ -33,8 +33,8 @@ class Want(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """values: log p(target) [positions] float32, NaN where a position's logits are not finite. tops, ids: one
-    entry per position, empty where none were asked for."""
+    """values: log p(target) [positions] float32, NaN if a position's logits are not finite. tops, ids: one
+    entry per position, empty if none were requested."""
 
     values: Tensor
     tops: list[Pairs]
@@ -42,8 +42,8 @@ class Scores(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are taken from them, and their
-    log-sum-exp (None where no row wants one)."""
+    """Logits of sampled rows, [rows, vocab] float32; the same as used for log-probabilities, and their
+    log-sum-exp (None if no row needs it)."""
 
     logits: Tensor
     scaled: Tensor
@@ -53,20 +53,21 @@ class Logits(NamedTuple):
 def scores_of(
     hidden: Tensor,
     targets: Tensor,
-    wants: Sequence[Want],
+    requests: Sequence[ScoreRequest],
     logits: Callable[[Tensor], Tensor],
     vocab: int,
     temperatures: Tensor | None = None,
 ) -> Scores:
-    """hidden [n, hidden_size], targets [n], the wants' lengths add up to n; temperatures [n, 1], None: 1."""
-    if not wants:
+    """hidden [n, hidden_size], targets [n]; the requests' lengths add up to n. temperatures [n, 1]; None:
+    1."""
+    if not requests:
         return Scores(hidden.new_empty(0, dtype=torch.float32), [], [])
     size = max(1, CHUNK_BYTES // (4 * vocab))
     values: list[Tensor] = []
     tops: list[Pairs] = []
     ids: list[tuple[float, ...]] = []
-    counts = [want.top for want in wants for _ in range(want.length)]
-    asked = [want.ids for want in wants for _ in range(want.length)]
+    counts = [want.top for want in requests for _ in range(want.length)]
+    token_ids = [want.ids for want in requests for _ in range(want.length)]
     for first in range(0, targets.shape[0], size):
         some = logits(hidden[first : first + size])
         if temperatures is not None:
@@ -79,23 +80,23 @@ def scores_of(
             picked = some.gather(1, targets[first : first + size, None]).squeeze(1)
             values.append(torch.where(finite(some), picked - total, torch.nan))
         tops += top_of(some, total, counts[first : first + size])
-        ids += ids_of(some, total, asked[first : first + size])
+        ids += ids_of(some, total, token_ids[first : first + size])
     return Scores(torch.cat(values), tops, ids)
 
 
 def temperatures_of(rows: Sequence[Row], device: torch.device) -> Tensor:
-    """[rows, 1]: at which each row is sampled; 1 where it takes the best."""
+    """[rows, 1]: the sampling temperature of each row; 1 for greedy rows."""
     return torch.tensor([_temperature(row) for row in rows], device=device)[:, None]
 
 
 def temperatures_of_scores(rows: Sequence[Row], device: torch.device) -> Tensor:
-    """[scores of all rows, 1]: an output token's is its row's, a prompt's token's is 1."""
-    found = [
+    """[scores of all rows, 1]: an output token's is its row's, a prompt token's is 1."""
+    temperatures = [
         _temperature(row) if row.position + index + 1 >= row.start else 1.0
         for row in rows
         for index, _ in row.scores
     ]
-    return torch.tensor(found, device=device)[:, None]
+    return torch.tensor(temperatures, device=device)[:, None]
 
 
 def _temperature(row: Row) -> float:
@@ -103,7 +104,7 @@ def _temperature(row: Row) -> float:
 
 
 def finite(logits: Tensor) -> Tensor:
-    """[rows] bool: whether all of a row's logits are finite (one pass: a sum is finite only if its terms
+    """[rows] bool: whether all logits of a row are finite (in one pass: a sum is finite only if its terms
     are)."""
     return logits.sum(-1).isfinite()
 
@@ -112,29 +113,29 @@ def top_of(logits: Tensor, total: Tensor, counts: Sequence[int]) -> list[Pairs]:
     """logits [rows, vocab], total = their log-sum-exp [rows] -> per row its `count` best (id, log p), best
     first."""
     most = min(max(counts, default=0), logits.shape[1])
-    found: list[Pairs] = [()] * len(counts)
+    tops: list[Pairs] = [()] * len(counts)
     if most == 0:
-        return found
+        return tops
     rows = [index for index, count in enumerate(counts) if count > 0]
     mine = logits if len(rows) == len(counts) else logits[rows]
     values, ids = mine.topk(most)
     values = values - total[rows][:, None]
     for index, own, their in zip(rows, ids.tolist(), values.tolist()):
-        found[index] = tuple(zip(own, their))[: counts[index]]
-    return found
+        tops[index] = tuple(zip(own, their))[: counts[index]]
+    return tops
 
 
-def ids_of(logits: Tensor, total: Tensor, asked: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-    """logits [rows, vocab], total as in top_of -> per row the log p of the ids asked of it."""
-    sizes = [len(ids) for ids in asked]
+def ids_of(logits: Tensor, total: Tensor, token_ids: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    """logits [rows, vocab], total as in top_of -> per row the log-probabilities of its token ids."""
+    sizes = [len(ids) for ids in token_ids]
     if not any(sizes):
-        return [()] * len(asked)
+        return [()] * len(token_ids)
     device = logits.device
     rows = torch.repeat_interleave(torch.tensor(sizes, device=device))
-    columns = torch.tensor([token for ids in asked for token in ids], dtype=torch.int64, device=device)
+    columns = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64, device=device)
     values = (logits[rows, columns] - total[rows]).tolist()
-    found, first = [], 0
+    logprobs, first = [], 0
     for size in sizes:
-        found.append(tuple(values[first : first + size]))
+        logprobs.append(tuple(values[first : first + size]))
         first += size
-    return found
+    return logprobs

@@ -1,4 +1,4 @@
-"""Packed token masks: which logits they forbid, and the rows of which a few logits are enough. Knows no
+"""Packed token masks: the logits they forbid, and the rows for which a few logits suffice. Knows no
 grammar."""
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from torch import Tensor
 from runtime.plan import Row, TokenMask
 
 _EIGHT = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.uint8).view(np.uint64).reshape(256)
-"""The bits of each byte, one to a byte, the lowest first."""
+"""The bits of each byte value, one per byte, the lowest first."""
 
 
 class Forbidden:
-    """Masks of one width at a time. On a GPU the packed bits travel, and are taken apart there."""
+    """Unpacks masks of one width at a time. On a GPU the packed bits are transferred and unpacked there."""
 
     def __init__(self) -> None:
         self._bits = np.empty((0, 0), dtype=np.uint32)
         self._bytes = np.empty((0, 0), dtype=np.uint64)
 
     def fill(self, masks: Sequence[npt.NDArray[np.uint32]], vocab: int, device: torch.device) -> Tensor:
-        """Packed little-endian words of each row -> bool [rows, vocab] on `device`, True where the bit is 0;
-        ids beyond a row's words are forbidden too. On the CPU good until the next call."""
+        """Packed little-endian words of each row -> bool [rows, vocab] on `device`, True if the bit is 0; ids
+        beyond a row's words are forbidden too. On the CPU the result is valid until the next call."""
         rows, words = len(masks), -(-vocab // 32)
         if self._bits.shape[0] < rows or self._bits.shape[1] != words:
             self._bits = np.empty((rows, words), dtype=np.uint32)
             self._bytes = np.empty((rows, words * 4), dtype=np.uint64)
         bits = self._bits[:rows]
         for row, mask in zip(bits, masks, strict=True):
-            given = min(len(mask), words)
-            np.invert(mask[:given], out=row[:given])
-            row[given:] = 0xFFFFFFFF
+            count = min(len(mask), words)
+            np.invert(mask[:count], out=row[:count])
+            row[count:] = 0xFFFFFFFF
         if device.type == "cpu":
             spread = self._bytes[:rows]
             np.take(_EIGHT, bits.view(np.uint8), out=spread, mode="clip")
@@ -45,18 +45,18 @@ class Forbidden:
 
 
 FEW = 4
-"""Logits of less than 1/FEW of the vocabulary are computed apart: gathering has its price."""
+"""Up to 1/FEW of the vocabulary, logits are computed for single ids: gathering has its cost."""
 
 
 def few_logits(
     rows: Sequence[Row], masks: Mapping[int, TokenMask], vocab_size: int
 ) -> dict[int, npt.NDArray[np.int64]]:
-    """Rows that need the logits of some ids only, and these ids. None where together they are so many that
-    one product with the whole matrix costs no more."""
+    """The rows that need only the logits of some ids, and these ids. Empty if these are so many that one
+    product with the whole matrix costs no more."""
     few: dict[int, npt.NDArray[np.int64]] = {}
     different: dict[int, int] = {}
-    for place, mask in masks.items():
-        row = rows[place]
+    for index, mask in masks.items():
+        row = rows[index]
         if (
             mask.allowed is None
             or row.logprob
@@ -66,6 +66,6 @@ def few_logits(
         ):
             continue
         ids = np.asarray(mask.allowed, dtype=np.int64)
-        few[place] = ids if not len(ids) or ids[-1] < vocab_size else ids[ids < vocab_size]
+        few[index] = ids if not len(ids) or ids[-1] < vocab_size else ids[ids < vocab_size]
         different[id(mask.allowed)] = len(ids)
     return few if sum(different.values()) * FEW <= vocab_size else {}

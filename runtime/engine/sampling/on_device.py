@@ -1,4 +1,4 @@
-"""Which sampler a device has."""
+"""The sampler for a device."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from runtime.kernels.device import compiled
 def sampler_on(device: torch.device) -> Sampler:
     if not compiled(device):
         return Sampler()
-    from runtime.engine.sampling.fused import FusedSampler  # needs Triton, which not every torch brings
+    from runtime.engine.sampling.fused import FusedSampler  # needs Triton, which not every torch has
 
     return FusedSampler()

@@ -1,8 +1,8 @@
-"""Penalties and biases: what is added to, or scales, single logits before masks and temperature.
+"""Penalties and biases: changes of single logits before masks and temperature.
 
-Repetition (arXiv 1909.05858) sees prompt and output; frequency and presence see the output; logit_bias names
-ids. What a sequence's penalties are made of is counted once and carried on from step to step, so that a step
-costs the number of distinct ids, not the length of the text. It knows no masks and no drawing.
+Repetition (arXiv 1909.05858) uses prompt and output; frequency and presence use the output; logit_bias names
+ids. The token counts of a sequence are kept and updated from step to step, so that a step costs the number of
+distinct ids, not the length of the text. It knows no masks and no drawing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from runtime.protocol.sampling import SamplingParams
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = Callable[[int, Ids], tuple[Ids, npt.NDArray[np.bool_]]]
-"""(place of a row, ids) -> (their columns in the scores, which of them have one)."""
+"""(index of a row, ids) -> (their columns in the scores, which of them have one)."""
 
-_ROOM = 64
+_GROWTH = 64
 _COMPARED = 32
 
 
@@ -36,16 +36,16 @@ def adjusted(params: SamplingParams) -> bool:
 
 
 class Histogram:
-    """The distinct ids of one sequence, in the order they came, and how often each was output (0: only in
-    the prompt)."""
+    """The distinct ids of one sequence, in order of appearance, and how often each was output (0: only in the
+    prompt)."""
 
-    __slots__ = ("_counts", "_ids", "_known", "_last", "_place", "_size")
+    __slots__ = ("_counts", "_ids", "_index", "_known", "_last", "_size")
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
         self._ids: Ids = np.unique(np.fromiter(prompt, dtype=np.int64))
         self._size = len(self._ids)
         self._counts: npt.NDArray[np.float32] = np.zeros(self._size, dtype=np.float32)
-        self._place = {token: place for place, token in enumerate(self._ids.tolist())}
+        self._index = {token: index for index, token in enumerate(self._ids.tolist())}
         self._known = 0
         self._last: tuple[int, ...] = ()
 
@@ -59,33 +59,33 @@ class Histogram:
 
     @property
     def known(self) -> int:
-        """How many output ids are counted."""
+        """The number of output ids counted."""
         return self._known
 
     def follow(self, output: Sequence[int]) -> None:
-        """Count what was added to `output` since the last call."""
+        """Count the ids added to `output` since the last call."""
         for token in output[self._known :]:
-            place = self._place.setdefault(token, self._size)
-            if place == self._size:
-                if place == len(self._ids):
-                    room = max(_ROOM, place)
-                    self._ids = np.concatenate((self._ids, np.zeros(room, dtype=np.int64)))
-                    self._counts = np.concatenate((self._counts, np.zeros(room, dtype=np.float32)))
-                self._ids[place] = token
+            index = self._index.setdefault(token, self._size)
+            if index == self._size:
+                if index == len(self._ids):
+                    growth = max(_GROWTH, index)
+                    self._ids = np.concatenate((self._ids, np.zeros(growth, dtype=np.int64)))
+                    self._counts = np.concatenate((self._counts, np.zeros(growth, dtype=np.float32)))
+                self._ids[index] = token
                 self._size += 1
-            self._counts[place] += 1.0
+            self._counts[index] += 1.0
         self._known = len(output)
         self._last = tuple(output[max(0, self._known - _COMPARED) :])
 
     def continues(self, output: Sequence[int]) -> bool:
-        """Whether `output` is what was counted, and more. A text that was cut back and goes on otherwise is
-        told by its last ids."""
+        """Whether `output` extends the counted ids. A text that was cut and continued differently is detected
+        by its last ids."""
         known = self._known
         return known <= len(output) and tuple(output[max(0, known - _COMPARED) : known]) == self._last
 
 
 class Histograms:
-    """One Histogram per live sequence. A sequence that was not seen before is counted from its whole text."""
+    """One Histogram per live sequence. A new sequence is counted from its whole text."""
 
     def __init__(self) -> None:
         self._of: dict[int, Histogram] = {}
@@ -108,13 +108,13 @@ class Histograms:
 
 
 class _Entries:
-    """(row, column, number) of many single scores, gathered to be changed at once."""
+    """(row, column, number) of many single scores, collected to be changed at once."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Ids, Ids, npt.NDArray[np.float32]]] = []
 
-    def add(self, place: int, columns: Ids, numbers: npt.NDArray[np.float32]) -> None:
-        self._parts.append((np.full(len(columns), place, dtype=np.int64), columns, numbers))
+    def add(self, row: int, columns: Ids, numbers: npt.NDArray[np.float32]) -> None:
+        self._parts.append((np.full(len(columns), row, dtype=np.int64), columns, numbers))
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
         if not self._parts:
@@ -126,35 +126,36 @@ class _Entries:
 
 
 def adjust(scores: Tensor, rows: Sequence[Row], histograms: Histograms, columns: Columns) -> None:
-    """In place, on scores [rows, columns]: repetition penalty, then frequency and presence, then biases."""
+    """Change scores [rows, columns] in place: repetition penalty, then frequency and presence, then
+    biases."""
     factors, costs, biases = _Entries(), _Entries(), _Entries()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         params = row.sampling
         if penalised(params):
             histogram = histograms.of(row)
-            where, real = columns(place, histogram.ids)
+            where, real = columns(index, histogram.ids)
             counts = histogram.counts
             if params.repetition_penalty != 1.0:
-                factors.add(place, where[real], _same(params.repetition_penalty, int(real.sum())))
+                factors.add(index, where[real], _same(params.repetition_penalty, int(real.sum())))
             if params.frequency_penalty or params.presence_penalty:
                 real = real & (counts > 0)
                 cost = counts[real] * np.float32(params.frequency_penalty) + np.float32(
                     params.presence_penalty
                 )
-                costs.add(place, where[real], cost)
+                costs.add(index, where[real], cost)
         if params.logit_bias:
             ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
             values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
-            where, real = columns(place, ids)
-            biases.add(place, where[real], values[real])
-    if (found := factors.tensors(scores.device)) is not None:
-        at, column, factor = found
+            where, real = columns(index, ids)
+            biases.add(index, where[real], values[real])
+    if (entries := factors.tensors(scores.device)) is not None:
+        at, column, factor = entries
         old = scores[at, column]
         scores[at, column] = torch.where(old > 0, old / factor, old * factor)
-    if (found := costs.tensors(scores.device)) is not None:
-        scores[found[0], found[1]] -= found[2]
-    if (found := biases.tensors(scores.device)) is not None:
-        scores[found[0], found[1]] += found[2]
+    if (entries := costs.tensors(scores.device)) is not None:
+        scores[entries[0], entries[1]] -= entries[2]
+    if (entries := biases.tensors(scores.device)) is not None:
+        scores[entries[0], entries[1]] += entries[2]
 
 
 def _same(value: float, count: int) -> npt.NDArray[np.float32]:
@@ -162,19 +163,19 @@ def _same(value: float, count: int) -> npt.NDArray[np.float32]:
 
 
 def every(width: int) -> Columns:
-    """Scores with a column per id."""
+    """Scores with a column for each id."""
 
-    def columns(place: int, ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    def columns(row: int, ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:
         return ids, (ids >= 0) & (ids < width)
 
     return columns
 
 
 def listed(lists: Sequence[npt.NDArray[Any]]) -> Columns:
-    """Scores whose row `place` has the columns lists[place], ascending ids."""
+    """Scores whose row `row` has the columns lists[row], ascending ids."""
 
-    def columns(place: int, ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        mine = lists[place]
+    def columns(row: int, ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:
+        mine = lists[row]
         if not len(mine):
             return ids, np.zeros(len(ids), dtype=np.bool_)
         where = np.searchsorted(mine, ids)

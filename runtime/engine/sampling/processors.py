@@ -31,8 +31,8 @@ class AllowedTokenIds(LogitProcessor):
 
 
 class BadWords(LogitProcessor):
-    """bad_words_ids: sequences of ids that must not come up; banned_token_ids: single ids. At least one of
-    both."""
+    """bad_words_ids: sequences of ids that must not appear; banned_token_ids: single ids. At least one of the
+    two."""
 
     def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
         _only(params, "bad_words_ids", "banned_token_ids")
@@ -59,7 +59,7 @@ class BadWords(LogitProcessor):
 
 
 class TokenRules(LogitProcessor):
-    """AllowedTokenIds and BadWords in one, each where its parameters are given."""
+    """AllowedTokenIds and BadWords in one; each applies if its parameters are given."""
 
     _ALLOWED = frozenset({"allowed_token_ids"})
 
@@ -82,7 +82,7 @@ class TokenRules(LogitProcessor):
 
 
 class Deterministic(LogitProcessor):
-    """token_id: always this one. For tests of clients."""
+    """token_id: always generate this one. For tests of clients."""
 
     def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
         _only(params, "token_id")
@@ -94,8 +94,8 @@ class Deterministic(LogitProcessor):
 
 class ThinkingBudget(LogitProcessor):
     """thinking_budget: after this many tokens of reasoning, think_end_ids (the ids that end it) are generated
-    one after the other. think_start_ids: reasoning begins where they come up in the output; without them it
-    begins with the output."""
+    one by one. think_start_ids: reasoning begins where they appear in the output; without them it begins with
+    the output."""
 
     def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
         _only(params, "thinking_budget", "think_end_ids", "think_start_ids")
@@ -116,7 +116,7 @@ class ThinkingBudget(LogitProcessor):
 
     @staticmethod
     def _next(params: Mapping[str, Any]) -> int | None:
-        """The id that must come now."""
+        """The id that is forced now, or None."""
         output, end = np.asarray(params[OUTPUT_IDS], dtype=np.int64), list(params["think_end_ids"])
         begin = 0
         if start := list(params.get("think_start_ids", ())):
@@ -130,13 +130,13 @@ class ThinkingBudget(LogitProcessor):
         return int(end[done])
 
 
-def _find(output: npt.NDArray[np.int64], wanted: Sequence[int], begin: int) -> int:
-    """Where `wanted` first stands in `output` from `begin` on; -1: nowhere."""
-    count = len(output) - begin - len(wanted) + 1
+def _find(output: npt.NDArray[np.int64], sequence: Sequence[int], begin: int) -> int:
+    """The first index of `sequence` in `output` from `begin` on; -1 if there is none."""
+    count = len(output) - begin - len(sequence) + 1
     if count <= 0:
         return -1
     here = np.ones(count, dtype=np.bool_)
-    for offset, token in enumerate(wanted):
+    for offset, token in enumerate(sequence):
         here &= output[begin + offset : begin + offset + count] == token
     at = int(here.argmax())
     return begin + at if here[at] else -1

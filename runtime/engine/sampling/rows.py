@@ -1,5 +1,5 @@
-"""RowSampler: of the hidden states that a pass leaves for sampling, what each row gives. Knows plans, and of
-the model its head; not batches, nor how hidden states come about."""
+"""RowSampler: from the hidden states of a pass to the result of each row. Knows plans and the model's head;
+not batches, nor how hidden states are computed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.engine.drafts import closed, masks_of_asked, taken
+from runtime.engine.drafts import accepted, closed, masks_with_drafts
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite, ids_of, temperatures_of, top_of
 from runtime.engine.sampling.masked import few_logits
 from runtime.engine.sampling.sampler import Sampler, Then, key_of
 from runtime.plan import Row, Sample, TokenMask
 
 LOGITS_AT_ONCE = 1 << 26
-"""Elements: more are computed in parts."""
+"""Elements of logits; more are computed in parts."""
 Sampled: TypeAlias = Sample | str
-"""What came of a sampled position, or what went wrong."""
+"""The sample of a position, or an error message."""
 
 
 class Head(Protocol):
@@ -40,17 +40,17 @@ class RowSampler:
     def __init__(
         self, head: Head, sampler: Sampler, vocab_size: int, seed: int | None, *, scaled: bool, lists: bool
     ) -> None:
-        """seed: keys the draws of sequences that gave none. scaled: log-probabilities are at the temperature
-        of their row. lists: of rows whose masks list few ids, compute these ids' logits alone: not on a GPU,
-        where a kernel would be compiled for each length. The same for all ranks of a group."""
+        """seed: for sequences without a seed. scaled: log-probabilities are at the temperature of their row.
+        lists: if a row's mask lists few ids, compute only their logits; not on a GPU, where a kernel would be
+        compiled for each length. All ranks of a group must agree on these."""
         self.head, self.sampler = head, sampler
         self.most = max(64, LOGITS_AT_ONCE // vocab_size)
         self._vocab_size, self._scaled, self._lists = vocab_size, scaled, lists
         self._random = random.Random(seed)
-        self._seeds: dict[int, int] = {}  # of live sequences that gave none
+        self._seeds: dict[int, int] = {}  # of live sequences without a seed of their own
 
     def release(self, handles: Iterable[int]) -> None:
-        """Forget sequences that will not come again."""
+        """Forget sequences that have ended."""
         handles = tuple(handles)
         for handle in handles:
             self._seeds.pop(handle, None)
@@ -59,40 +59,41 @@ class RowSampler:
     def logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
         """last [rows, hidden]."""
         logits = self.head.logits(last)
-        wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
-        scaled = self._scaled and wanted
+        needs_logprobs = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
+        scaled = self._scaled and needs_logprobs
         scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        summed = wanted and not self.sampler.own_logsumexp
+        summed = needs_logprobs and not self.sampler.own_logsumexp
         return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if summed else None)
 
     def sampled(
         self,
         last: Tensor,
         drafts: Tensor,
-        asked: list[Row],
+        expanded: list[Row],
         known: Logits | None,
         mine: Mapping[int, TokenMask],
         then: Then | None,
     ) -> list[tuple[Sample, ...] | str]:
-        """What each sampled row gives, or what went wrong with it: a sample, and after each draft that it
-        equals another, as far as its masks go. All ranks compute the same, whatever rank 0 draws.
+        """The result of each sampled row, or an error message: a sample, and one more after each draft that
+        equals the sample before, as far as its masks go. All ranks compute the same, whatever rank 0 draws.
 
-        last [rows, hidden], drafts [drafts, hidden]: of the rows and behind their drafts; asked: of both, see
-        asked_of(). known: their logits, if they were computed already. mine: masks by row. then: what is to
-        be queued behind the draws."""
-        rows = asked[: len(last)]
-        if len(asked) == len(rows):
-            found = self._sample_rows(last, rows, mine, known, then)
-            return [one if isinstance(one, str) else (one,) for one in found]
+        last [rows, hidden], drafts [drafts, hidden]: hidden states of the rows and after their drafts.
+        expanded: the rows for both, see with_draft_rows(). known: their logits, if already computed. mine:
+        masks by row. then: called after the draws.
+        """
+        rows = expanded[: len(last)]
+        if len(expanded) == len(rows):
+            samples = self._sample_rows(last, rows, mine, known, then)
+            return [one if isinstance(one, str) else (one,) for one in samples]
         hidden = torch.cat((last, drafts))
-        theirs, places = masks_of_asked(rows, mine), list(range(len(asked)))
+        theirs, indices = masks_with_drafts(rows, mine), list(range(len(expanded)))
         out = closed(rows, mine)
         if out and known is None:
-            places = [place for place in places if place not in out]
-            hidden, asked = hidden[places], [asked[place] for place in places]
-            theirs = {at: theirs[place] for at, place in enumerate(places) if place in theirs}
-        found = self._sample_rows(hidden, asked, theirs, known)
-        return taken(rows, {place: one for place, one in zip(places, found) if place not in out})
+            indices = [index for index in indices if index not in out]
+            hidden, expanded = hidden[indices], [expanded[index] for index in indices]
+            theirs = {at: theirs[index] for at, index in enumerate(indices) if index in theirs}
+        samples = self._sample_rows(hidden, expanded, theirs, known)
+        return accepted(rows, {index: one for index, one in zip(indices, samples) if index not in out})
 
     def _sample_rows(
         self,
@@ -102,8 +103,8 @@ class RowSampler:
         known: Logits | None,
         then: Then | None = None,
     ) -> list[Sampled]:
-        """last [rows, hidden]. mine: masks by row. known: the logits, if they were computed already. then:
-        what is to be queued behind the draws; all rows are drawn together then, whatever masks leave."""
+        """last [rows, hidden]. mine: masks by row. known: the logits, if already computed. then: called after
+        the draws; all rows are drawn together then, even if masks allow few ids."""
         most = self.most
         if known is None and len(rows) > most:
             parts = [range(first, min(first + most, len(rows))) for first in range(0, len(rows), most)]
@@ -113,7 +114,7 @@ class RowSampler:
                 for one in self._sample_rows(
                     last[part.start : part.stop],
                     rows[part.start : part.stop],
-                    {place - part.start: mask for place, mask in mine.items() if place in part},
+                    {index - part.start: mask for index, mask in mine.items() if index in part},
                     None,
                 )
             ]
@@ -121,20 +122,20 @@ class RowSampler:
         if known is not None or then is not None or not self._lists:
             return self._from_logits(known or self.logits(last, rows), rows, mine, keys, then)
         few = few_logits(rows, mine, self._vocab_size)
-        rest = [place for place in range(len(rows)) if place not in few]
-        found: dict[int, Sampled] = {}
+        rest = [index for index in range(len(rows)) if index not in few]
+        results: dict[int, Sampled] = {}
         if few:
-            places = list(few)
+            indices = list(few)
             sampled = self._from_lists(
-                last[places], [rows[at] for at in places], list(few.values()), [keys[at] for at in places]
+                last[indices], [rows[at] for at in indices], list(few.values()), [keys[at] for at in indices]
             )
-            found |= zip(places, sampled)
+            results |= zip(indices, sampled)
         if rest:
             others = [rows[at] for at in rest]
             logits = self.logits(last[rest] if few else last, others)
-            theirs = {place: mine[at] for place, at in enumerate(rest) if at in mine}
-            found |= zip(rest, self._from_logits(logits, others, theirs, [keys[at] for at in rest]))
-        return [found[place] for place in range(len(rows))]
+            theirs = {index: mine[at] for index, at in enumerate(rest) if at in mine}
+            results |= zip(rest, self._from_logits(logits, others, theirs, [keys[at] for at in rest]))
+        return [results[index] for index in range(len(rows))]
 
     def _from_lists(
         self,
@@ -143,22 +144,22 @@ class RowSampler:
         lists: Sequence[npt.NDArray[np.int64]],
         keys: Sequence[int],
     ) -> list[Sampled]:
-        """Of the logits of `lists` alone; rows with the same list share a product."""
+        """Sample from only the logits of `lists`; rows with the same list share a product."""
         healthy = finite(last).tolist()
         together: dict[int, list[int]] = {}
-        for place, ids in enumerate(lists):
-            together.setdefault(id(ids), []).append(place)
+        for index, ids in enumerate(lists):
+            together.setdefault(id(ids), []).append(index)
         values: dict[int, Tensor] = {}
-        for places in together.values():
-            ids = lists[places[0]]
+        for indices in together.values():
+            ids = lists[indices[0]]
             if len(ids) < 2:  # no choice
-                made = last.new_zeros((len(places), len(ids)), dtype=torch.float32)
+                logits = last.new_zeros((len(indices), len(ids)), dtype=torch.float32)
             else:
-                made = self.head.logits_of(last[places], torch.tensor(ids, device=last.device))
-            values |= zip(places, made)
+                logits = self.head.logits_of(last[indices], torch.tensor(ids, device=last.device))
+            values |= zip(indices, logits)
         known = [
-            values[place] if well else values[place].new_zeros(len(lists[place]))
-            for place, well in enumerate(healthy)
+            values[index] if well else values[index].new_zeros(len(lists[index]))
+            for index, well in enumerate(healthy)
         ]
         tokens = self.sampler.sample_listed(known, lists, rows, keys)
         return [
@@ -168,17 +169,17 @@ class RowSampler:
 
     def _from_logits(
         self,
-        given: Logits,
+        logits_of_rows: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
         keys: Sequence[int],
         then: Then | None = None,
     ) -> list[Sampled]:
-        if (found := self.sampler.at_once(given, rows, masks, keys, then)) is not None:
-            return found
-        # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
-        # others.
-        logits = given.logits
+        if (results := self.sampler.at_once(logits_of_rows, rows, masks, keys, then)) is not None:
+            return results
+        # A row that is not finite is drawn from zeros and reported as an error, so that it does not affect
+        # the others.
+        logits = logits_of_rows.logits
         sound = finite(logits)
         healthy = sound.tolist()
         if not all(healthy):
@@ -192,8 +193,8 @@ class RowSampler:
         if not any(row.logprob or row.top_logprobs or row.token_ids for row in rows):
             return [error or Sample(token) for token, error in zip(ids, errors)]
         chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
-        scaled_logits = given.scaled
-        total = scaled_logits.logsumexp(-1) if given.total is None else given.total
+        scaled_logits = logits_of_rows.scaled
+        total = scaled_logits.logsumexp(-1) if logits_of_rows.total is None else logits_of_rows.total
         logprobs = (scaled_logits.gather(1, chosen[:, None]).squeeze(1) - total).tolist()
         tops = top_of(scaled_logits, total, [row.top_logprobs for row in rows])
         known = ids_of(scaled_logits, total, [row.token_ids for row in rows])

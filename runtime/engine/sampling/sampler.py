@@ -1,11 +1,11 @@
 """Sampling: logits -> the next token of each row. Greedy, temperature, top-k, top-p, min-p, penalties,
 biases, logit processors, masks.
 
-A row's draw depends on its logits, its seed and its step only, never on the batch it is in: noise by (seed,
-step, id) is added to each score, and the greatest wins (draw). It knows no requests and no grammar.
+A row's draw depends only on its logits, its seed and its step, never on the batch: noise by (seed, step, id)
+is added to each score, and the highest wins (draw.py). It knows no requests and no grammar.
 
 Order: repetition, frequency and presence penalty; logit_bias; logit processor; mask; temperature; top-k;
-top-p; min-p. Ties at a cut-off are kept.
+top-p; min-p. Ties at a cut are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.protocol.sampling import SamplingParams
 
 Then: TypeAlias = Callable[[Tensor], None]
 """Called with the drawn ids [rows], on the device, before the host waits for them; below 0: none."""
-ROWS_AT_ONCE = 16  # what is computed at once stays in the cache
+ROWS_AT_ONCE = 16  # so that the data stays in the CPU's cache
 NOTHING_ALLOWED = "the mask allows no token"
 NOTHING_LEFT = "the mask and the logit processor {name!r} together allow no token"
 
@@ -44,7 +44,7 @@ def key_of(seed: int, step: int) -> int:
 
 class Sampler:
     """Draws tokens; keeps the penalties' counts of live sequences until they are released. own_logsumexp:
-    at_once() makes the log-sum-exp of logits itself."""
+    at_once() computes the log-sum-exp of logits itself."""
 
     own_logsumexp = False
 
@@ -54,17 +54,15 @@ class Sampler:
         self._forbidden = Forbidden()
 
     def release(self, handles: Iterable[int]) -> None:
-        """Forget sequences that will not come again."""
+        """Forget sequences that have ended."""
         self._histograms.release(handles)
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
     ) -> list[int | str]:
-        """logits [len(rows), vocab] float32, finite -> one id per row, or what went wrong with that row.
-
-        masks: index into rows -> mask. keys: 64 bits per row, see key_of(); greedy rows ignore theirs. Each
-        row has a `seq` of its own.
-        """
+        """logits [len(rows), vocab] float32, finite -> one id per row, or an error message. masks: by index
+        into rows. keys: 64 bits per row, see key_of(), ignored for greedy rows. Each row has its own
+        `seq`."""
         answers: list[int | str] = [NOTHING_ALLOWED] * len(rows)
         plain, sparse, dense = [], [], []
         for index, row in enumerate(rows):
@@ -83,40 +81,40 @@ class Sampler:
                 scores, ids = candidates(logits, rows, masks, some, faults)
                 params = [rows[index].sampling for index in some]
                 picked = pick(scores, params, [keys[index] for index in some], ids)
-                for place, (index, column) in enumerate(zip(some, picked)):
+                for index_in_group, (index, column) in enumerate(zip(some, picked)):
                     if index in faults:
                         answers[index] = faults[index]
                     elif column is not None:
-                        answers[index] = column if ids is None else int(ids[place, column])
+                        answers[index] = column if ids is None else int(ids[index_in_group, column])
                     elif (name := rows[index].sampling.custom_logit_processor) is not None:
                         answers[index] = NOTHING_LEFT.format(name=name)
         return answers
 
     def at_once(
         self,
-        given: Logits,
+        logits: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
         keys: Sequence[int],
         then: Then | None = None,
     ) -> list[Sample | str] | None:
-        """sample() with the log-probabilities of what was sampled, where both are made in one: here, of rows
-        that all take their best id of those that their mask allows, and ask for nothing else. None: not of
-        such rows. Rows need not be finite; those that are not give NOT_FINITE. then: on a GPU."""
-        here = given.logits.device.type == "cpu"
-        if given.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
+        """sample() together with log-probabilities, if both can be computed in one. Here: if all rows take
+        the best id that their mask allows, and ask for nothing else. Otherwise None. Rows need not be finite;
+        others give NOT_FINITE. then: used on GPUs."""
+        here = logits.logits.device.type == "cpu"
+        if logits.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
             return None
-        table = given.logits.numpy()
+        table = logits.logits.numpy()
         with np.errstate(invalid="ignore"):  # a sum is finite only if its terms are
             finite = np.isfinite(table.sum(-1)).tolist()
         best = table.argmax(-1).tolist()
-        found: list[Sample | str] = [
+        results: list[Sample | str] = [
             Sample(token) if well else NOT_FINITE for token, well in zip(best, finite)
         ]
-        for place, mask in masks.items():
-            if finite[place] and not mask.allows(best[place]):
-                found[place] = self._best_allowed(given.logits[place], mask)
-        return found
+        for index, mask in masks.items():
+            if finite[index] and not mask.allows(best[index]):
+                results[index] = self._best_allowed(logits.logits[index], mask)
+        return results
 
     def _best_allowed(self, logits: Tensor, mask: TokenMask) -> Sample | str:
         """logits [vocab], finite."""
@@ -128,7 +126,7 @@ class Sampler:
     def sample_listed(
         self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], keys: Sequence[int]
     ) -> list[int | str]:
-        """sample() where only the logits of the allowed ids are known: per row its ascending ids, and their
+        """sample() if only the logits of the allowed ids are known: per row its ascending ids, and their
         logits [ids] float32, finite. No row has a logit processor."""
         answers: list[int | str] = []
         for first in range(0, len(rows), ROWS_AT_ONCE):
@@ -162,13 +160,13 @@ class Sampler:
         some: list[int],
         faults: dict[int, str],
     ) -> tuple[Tensor, Tensor | None]:
-        """All ids: scores [rows, vocab]."""
+        """Candidates are all ids: scores [rows, vocab]."""
         scores = logits[some]
         adjust(scores, [rows[index] for index in some], self._histograms, every(scores.shape[1]))
         self._process(scores, rows, some, faults)
-        masked = [place for place, index in enumerate(some) if index in masks]
+        masked = [position for position, index in enumerate(some) if index in masks]
         if masked:
-            bits = [masks[some[place]].bits for place in masked]
+            bits = [masks[some[position]].bits for position in masked]
             forbidden = self._forbidden.fill(bits, scores.shape[1], scores.device)
             if len(masked) == len(some):
                 scores.masked_fill_(forbidden, -math.inf)
@@ -184,14 +182,15 @@ class Sampler:
         some: list[int],
         faults: dict[int, str],
     ) -> tuple[Tensor, Tensor | None]:
-        """Only the listed ids: scores [rows, most ids], padded with -inf, and the ids in the same places."""
+        """Candidates are the listed ids: scores [rows, most ids], padded with -inf, and the ids at the same
+        indices."""
         vocab = logits.shape[1]
         lists = [np.asarray(masks[index].allowed, dtype=np.int64) for index in some]
         lists = [ids[: np.searchsorted(ids, vocab)] for ids in lists]
         widest = max(1, *(len(ids) for ids in lists))
         ids, real = np.zeros((len(some), widest), dtype=np.int64), np.zeros((len(some), widest), dtype=bool)
-        for place, mine in enumerate(lists):
-            ids[place, : len(mine)], real[place, : len(mine)] = mine, True
+        for row, mine in enumerate(lists):
+            ids[row, : len(mine)], real[row, : len(mine)] = mine, True
         columns = torch.from_numpy(ids).to(logits.device)
         scores = logits[torch.tensor(some, device=logits.device)[:, None], columns]
         if any(adjusted(rows[index].sampling) for index in some):
@@ -201,41 +200,43 @@ class Sampler:
     def _process(
         self, scores: Tensor, rows: Sequence[Row], some: Sequence[int], faults: dict[int, str]
     ) -> None:
-        """In place, on scores: run the rows' logit processors, each once over all its rows. A row whose
-        processor fails is put into `faults`, alone: then the others are run one by one."""
-        places: dict[str, list[int]] = {}
-        for place, index in enumerate(some):
+        """Run the rows' logit processors on scores, in place, each once over all its rows. If a processor
+        fails, the rows are run one by one, and only the failing ones are put into `faults`."""
+        rows_of: dict[str, list[int]] = {}
+        for position, index in enumerate(some):
             if (name := rows[index].sampling.custom_logit_processor) is not None:
-                places.setdefault(name, []).append(place)
-        for name, mine in places.items():
+                rows_of.setdefault(name, []).append(position)
+        for name, mine in rows_of.items():
             try:
-                scores[mine] = self._processed(name, scores[mine], [rows[some[place]] for place in mine])
+                scores[mine] = self._processed(
+                    name, scores[mine], [rows[some[position]] for position in mine]
+                )
                 continue
             except Exception as error:  # noqa: BLE001 - it is these requests' answer
                 if len(mine) == 1:
                     faults[some[mine[0]]] = _failed(name, error)
                     continue
-            for place in mine:
+            for position in mine:
                 try:
-                    scores[[place]] = self._processed(name, scores[[place]], [rows[some[place]]])
+                    scores[[position]] = self._processed(name, scores[[position]], [rows[some[position]]])
                 except Exception as error:  # noqa: BLE001 - it is this request's answer
-                    faults[some[place]] = _failed(name, error)
+                    faults[some[position]] = _failed(name, error)
 
     def _processed(self, name: str, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         params = [
             {**(row.sampling.custom_params or {}), PROMPT_IDS: row.prompt, OUTPUT_IDS: row.output}
             for row in rows
         ]
-        made = self.processors.get(name).process(logits, params)
-        if not isinstance(made, Tensor) or made.shape != logits.shape:
+        processed = self.processors.get(name).process(logits, params)
+        if not isinstance(processed, Tensor) or processed.shape != logits.shape:
             raise ValueError(f"it must return logits of the shape {tuple(logits.shape)}")
-        if bool((made.isnan() | (made == math.inf)).any()):
+        if bool((processed.isnan() | (processed == math.inf)).any()):
             raise ValueError("it returned NaN or infinity")
-        return made.to(logits)
+        return processed.to(logits)
 
 
 class Unsampled(Sampler):
-    """In the place of a sampler where what another rank draws counts: every row gets token 0."""
+    """Used if another rank's draws count: every row gets token 0."""
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
@@ -244,7 +245,7 @@ class Unsampled(Sampler):
 
     def at_once(
         self,
-        given: Logits,
+        logits: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
         keys: Sequence[int],
@@ -259,7 +260,7 @@ class Unsampled(Sampler):
 
 
 def _takes_best(params: SamplingParams) -> bool:
-    """Of the model's logits as they are."""
+    """Whether the row takes the best of the model's unchanged logits."""
     return params.greedy and params.custom_logit_processor is None and not adjusted(params)
 
 

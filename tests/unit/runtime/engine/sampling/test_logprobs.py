@@ -14,7 +14,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.engine.sampling import logprobs
-from runtime.engine.sampling.logprobs import NOT_FINITE, Want, scores_of
+from runtime.engine.sampling.logprobs import NOT_FINITE, ScoreRequest, scores_of
 from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
@@ -42,7 +42,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 )
 def test_scores(asked: list, rows: int, seed: int) -> None:
     numbers = np.random.default_rng(seed)
-    wants = [Want(length, top, tuple(ids)) for length, top, ids in asked]
+    wants = [ScoreRequest(length, top, tuple(ids)) for length, top, ids in asked]
     count = sum(want.length for want in wants)
     logits = numbers.normal(scale=4.0, size=(count, VOCAB)).astype(np.float32)
     targets = numbers.integers(0, VOCAB, count)
