@@ -1,4 +1,4 @@
-"""Where a model's files are: a directory, or the name of a bundled checkpoint. Never looks at the network."""
+"""Finds a model's files: a directory, or a bundled checkpoint by name. Never uses the network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BUNDLED: dict[str, Path] = {"pocket": pocket.path()}
 
 
 def find_checkpoint(model: str | Path) -> Path:
-    """The directory of `model`, absolute. A bundled name means the bundled checkpoint (write ./name for a
-    directory of that name). Of a .gguf file, the directory that is made of it.
+    """The absolute directory of `model`. A bundled name means the bundled checkpoint (write ./name for a
+    directory of that name). For a .gguf file, the directory that is created from it.
 
-    Raises ModelLoadError naming the path and the bundled names; whether the directory's contents make sense
-    is for those to say who read them.
+    Raises ModelLoadError naming the path and the bundled names. The directory's contents are checked when
+    they are read.
     """
     bundled = BUNDLED.get(str(model))
     if bundled is not None:

@@ -1,5 +1,5 @@
-"""DisaggregationConfig: how prompts and outputs are computed by two engines, and how the KV goes from the one
-to the other. Opens no sockets; names of transfers are checked where they load."""
+"""DisaggregationConfig: two engines compute prompts and outputs, and transfer the KV from one to the other.
+Opens no sockets; names of transfers are checked when they are loaded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ MODES = ("null", "prefill", "decode")
 class DisaggregationConfig:
     """mode                 "null": one engine computes both
     transfer_backend     name in the table of transfers
-    host                 where other engines reach this one: bootstrap server and transfers listen there
-    bootstrap_port       of the prompt engine's bootstrap server; 0 = any free one
-    allowed_hosts        of a decoding engine: which hosts a request may name as its prompt's, besides this
-                         machine; "*" = any
-    key                  secret that both engines know; None = none but this machine's engines may take part
-    reserved_tokens      slots that each running request keeps for its output before another prompt is let in
-    timeout_s            how long each wait for the other engine may take
-    heartbeat_s          how often it is looked whether the other engine lives; gone after two misses
-    """
+    host                 the address at which other engines reach this one; the bootstrap server and transfers
+    listen there
+    bootstrap_port       of the prefill engine's bootstrap server; 0 = any free one
+    allowed_hosts        for a decode engine: the hosts that a request may name as its prefill engine, besides
+    this machine; "*" = any
+    key                  secret shared by both engines; None = only engines on this machine may take part
+    reserved_tokens      slots reserved for the output of each running request before another prompt is
+    admitted
+    timeout_s            limit of each wait for the other engine
+    heartbeat_s          interval between checks of the other engine; two misses mean that it is gone"""
 
     mode: str = "null"
     transfer_backend: str = "tcp"

@@ -1,6 +1,7 @@
-"""EncoderSpec: the shape of an encoder checkpoint (BERT and its kin), read from its config.json. Torch-free.
+"""EncoderSpec: the shape of an encoder checkpoint (BERT and relatives), read from its config.json.
+Torch-free.
 
-It knows the Hugging Face directory layout and the table of known encoders; not weights, not how anything is
+It knows the Hugging Face directory layout and the table of known encoders; not weights, nor how anything is
 computed. To add a family: one file under runtime/models/ with an EncoderFamily in it, and its lines here.
 """
 
@@ -23,8 +24,8 @@ _SCORE_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
     """Names of a checkpoint's tensors, each with or without the family's prefix; `{layer}` is the layer's
-    number. All stand for a `.weight` (and `.bias`, tables of embeddings aside). token_types: None where there
-    are none. `ignored`: ends of names of tensors that are not needed for vectors."""
+    number. Each name stands for a `.weight` (and a `.bias`, except for embedding tables). token_types: None
+    if there are none. `ignored`: suffixes of tensors that vectors do not need."""
 
     words: str = "embeddings.word_embeddings"
     positions: str = "embeddings.position_embeddings"
@@ -52,7 +53,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What families call differently in config.json."""
+    """The values whose names in config.json differ between families."""
 
     hidden_size: int
     num_layers: int
@@ -65,11 +66,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """prefix: what stands before the tensors' names where the checkpoint has a head besides.
-
-    counts_from_pad: the first token's position is the padding id + 1, and padding ids have the padding id as
-    theirs, as in RoBERTa.
-    """
+    """prefix: precedes the tensors' names if the checkpoint also has a head. counts_from_pad: the first
+    token's position is the padding id + 1, and padding ids have the padding id as position, as in RoBERTa."""
 
     prefix: str
     shape: Callable[[Fields], Shape]
@@ -80,13 +78,13 @@ class EncoderFamily:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """An encoder's shape.
+    """The shape of an encoder.
 
-    table_positions  rows of the table of positions; max_position_embeddings of them can be used
-    token_types      how many kinds of segments it tells apart; below 2 it is told of none
-    labels           width of the classifier's answer; 0: there is not a classifier, the answer is a vector
-    score            what is done to the classifier's numbers: identity or sigmoid
-    dtype            what the checkpoint says its weights are
+    table_positions  rows of the position table; max_position_embeddings of them can be used
+    token_types      number of segment kinds; below 2 none are passed
+    labels           width of the classifier's output; 0: no classifier, the output is a vector
+    score            the function applied to the classifier's output: identity or sigmoid
+    dtype            the dtype of the weights according to the checkpoint
     """
 
     architecture: str
@@ -113,12 +111,12 @@ class EncoderSpec:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Tokens of one text, at most."""
+        """The most tokens of one text."""
         return self.table_positions - (self.pad_id + 1 if self.counts_from_pad else 0)
 
     @property
     def width(self) -> int:
-        """Numbers in one answer."""
+        """Numbers in one output."""
         return self.labels or self.hidden_size
 
 
@@ -130,7 +128,7 @@ def read_spec(path: str | Path) -> AnySpec:
     ModelSpec.from_dir."""
     config = Path(os.path.expanduser(path)) / "config.json"
     if not config.is_file():
-        return ModelSpec.from_dir(path)  # which says what is wrong
+        return ModelSpec.from_dir(path)  # raises the error
     fields = Fields.read(config)
     names = fields.names("architectures")
     if names and names[0] in ENCODERS:
@@ -144,7 +142,7 @@ def read_spec(path: str | Path) -> AnySpec:
 
 
 def common_shape(fields: Fields) -> Shape:
-    """BERT's words, which most families use."""
+    """BERT's field names, which most families use."""
     return Shape(
         hidden_size=fields.integer("hidden_size"),
         num_layers=fields.integer("num_hidden_layers"),
@@ -205,24 +203,24 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _labels(fields: Fields) -> int:
-    """How many labels the classifier has; two, where config.json says nothing."""
+    """The number of the classifier's labels; two if config.json does not have it."""
     names = fields.child("id2label").values
     return len(names) or fields.integer("num_labels", 2)
 
 
 def _score(fields: Fields, labels: int) -> str:
-    """What sentence-transformers does to a cross-encoder's numbers: the checkpoint's own word, else a sigmoid
-    for one label and nothing for several."""
-    given = fields.child("sentence_transformers").text("activation_fn", "")
-    given = given or fields.text("sbert_ce_default_activation_function", "")
-    if not given:
+    """The function that sentence-transformers applies to a cross-encoder's output: the checkpoint's own if
+    given, else sigmoid for one label and identity for several."""
+    name = fields.child("sentence_transformers").text("activation_fn", "")
+    name = name or fields.text("sbert_ce_default_activation_function", "")
+    if not name:
         return "sigmoid" if labels == 1 else "identity"
-    found = _SCORE_ACTIVATIONS.get(given.rpartition(".")[2])
-    if found is None:
+    activation = _SCORE_ACTIVATIONS.get(name.rpartition(".")[2])
+    if activation is None:
         raise fields.fail(
-            f"the score's activation {given!r} is not supported; known: {', '.join(_SCORE_ACTIVATIONS)}"
+            f"the score's activation {name!r} is not supported; known: {', '.join(_SCORE_ACTIVATIONS)}"
         )
-    return found
+    return activation
 
 
 def _dtype(fields: Fields) -> str:

@@ -1,6 +1,6 @@
 """EngineConfig: every option of an Engine in one frozen value, each with its help text.
 
-It hands every owner a small config of its own and knows nothing of how they use it.
+It gives each owner a small config of its own, and does not know how they use it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from runtime.config.speculation import SpeculationConfig, draft_spec
 from runtime.protocol.errors import BadRequest
 
 PASS_SHARE = 0.8
-"""How much of step_timeout_s a forward pass may take. Whoever waits for it can then say what hangs, before
-those who watch the whole step give it up and cannot."""
+"""The share of step_timeout_s that a forward pass may take. So the waiting thread can report the hanging pass
+before the limit of the whole step is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
-    """`EngineConfig.of(...)` checks names and types; `help_texts()` lists what each option is for.
+    """`EngineConfig.of(...)` checks names and types; `help_texts()` lists the purpose of each option.
 
-    An option is defined once, next to what uses it: in SchedulerOptions, RunnerOptions or ImageOptions, or
-    below. Command line, environment, configuration files and documentation follow by themselves.
+    An option is defined once, next to the code that uses it: in SchedulerOptions, RunnerOptions or
+    ImageOptions, or below. Command line, environment, configuration files and documentation follow
+    automatically.
     """
 
     model: str = option("pocket", "directory of a checkpoint, a .gguf file, or the name of a bundled model")
@@ -229,17 +230,18 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EngineConfig:
-        """The config with these options. Raises BadRequest: an unknown name, a value of the wrong type or out
-        of range."""
+        """The config with these options. Raises BadRequest for an unknown name, or a value of the wrong type
+        or out of range."""
         return read(cls, options, "Engine").verify()
 
     @classmethod
     def help_texts(cls) -> dict[str, str]:
-        """Option -> what it is for."""
+        """Option -> its help text."""
         return {one.name: help_of(one) for one in options_of(cls)}
 
     def verify(self) -> EngineConfig:
-        """Return self, or raise BadRequest naming the option and its rule. Owners check what is theirs."""
+        """Return self, or raise BadRequest naming the option and its rule. The owners of options check
+        theirs."""
         if self.grammar_workers < 1:
             raise BadRequest(f"must be at least 1, got {self.grammar_workers}", where="grammar_workers")
         if self.grammar_cache_size < 1 or self.grammar_cache_mb < 1:
@@ -275,8 +277,8 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         return self
 
     def locate(self) -> tuple[Path, AnySpec]:
-        """Where the checkpoint is, and its shape; quick. Raises ModelLoadError, and BadRequest for options
-        that do not fit the model."""
+        """The directory of the checkpoint, and its shape; fast. Raises ModelLoadError, and BadRequest for
+        options that do not fit the model."""
         path = find_checkpoint(self.model)
         spec = read_spec(path)
         if isinstance(spec, ModelSpec):
@@ -296,7 +298,7 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         return bool(self.lora_paths) if self.enable_lora is None else self.enable_lora
 
     def context(self, spec: AnySpec) -> int:
-        """Tokens of one request, at most. Raises BadRequest when more is asked than the model can."""
+        """The most tokens of one request. Raises BadRequest if more than the model's maximum is requested."""
         limit = spec.max_position_embeddings
         if self.context_length is not None and self.context_length > limit:
             raise BadRequest(
@@ -306,11 +308,12 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         return limit if self.context_length is None else self.context_length
 
     def scheduler(self, spec: AnySpec, *, beside: bool = False) -> SchedulerConfig:
-        """`beside`: whether the model computes on a GPU or in a process of its own."""
+        """`beside`: whether the model computes on a GPU or in a separate process."""
         return self._scheduler(self.context(spec), beside)
 
     def pooling_of(self, path: Path, spec: AnySpec) -> Pooling:
-        """How texts become vectors. Raises ModelLoadError: the checkpoint asks for what is not computed."""
+        """How texts become vectors. Raises ModelLoadError if the checkpoint needs a pooling that is not
+        supported."""
         default = ENCODER_DEFAULT if isinstance(spec, EncoderSpec) else DECODER_DEFAULT
         return read_pooling(path, default, mode=self.pooling, normalize=self.normalize_embeddings)
 
@@ -385,7 +388,7 @@ def _check_ranks(spec: AnySpec, size: int) -> None:
 
 
 def _check_speculation(spec: AnySpec, config: EngineConfig) -> None:
-    """Raises BadRequest, or ModelLoadError for the draft model, where no tokens can be guessed."""
+    """Raises BadRequest, or ModelLoadError for the draft model, if speculation is not possible."""
     if isinstance(spec, EncoderSpec):
         raise BadRequest("encoders do not generate text", where="speculative_algorithm", hint="leave it out")
     if config.speculative_draft_model_path is None:

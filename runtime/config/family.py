@@ -1,7 +1,7 @@
-"""Family: what one family of checkpoints does differently, as data; and the table of known architectures.
+"""Family: how one family of checkpoints differs, as data; and the table of known architectures.
 
-Torch-free, like every file the table points to. It does not know how weights are loaded or layers computed.
-To add a model: one file in a room of runtime/models/ with a Family in it, and one line here.
+Torch-free, like every file that the table names. It does not know how weights are loaded or layers computed.
+To add a model: one file under runtime/models/ with a Family in it, and one line here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu",
     "silu": "silu", "swish": "silu", "tanh": "tanh",
 }  # fmt: skip
-"""Names in config.json -> what is computed."""
+"""Names in config.json -> our names of activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,34 +38,33 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """How a checkpoint's layers differ from the plain decoder, which is Llama's. Where norms stand is told by
-    Names.
+    """How a checkpoint's layers differ from the plain decoder, which is Llama's. Names tells where the norms
+    are.
 
-    windows            one per layer; how many tokens back attention sees, itself included; None = all of
-                       them
+    windows            per layer, how many tokens back attention sees, itself included; None = all
     norm               rms; rms_plus_one: the weight is stored as its difference from 1; layer: LayerNorm
     norm_bias          the norms have biases too
     qk_norm            queries and keys are normalised before the rotary embedding
-    qk_norm_over       what one such norm covers: head: each head, all with the same weight; each_head: the
-                       same with a weight for every head; heads: all query heads at once, all key heads at
-                       once (OLMo 2); turned_head: each head without any weight, in layers with a rotary
-                       embedding (Llama 4)
+    qk_norm_over       the scope of one such norm: head: each head, all with the same weight; each_head: each
+    head, with its own weight; heads: all query heads together, all key heads together (OLMo 2); turned_head:
+    each head without a weight, in layers with a rotary embedding (Llama 4)
     gated              the feed-forward is down(activation(gate) * up), else down(activation(up))
     parallel           attention and feed-forward both start from the layer's input
-    learned_positions  a table of positions is added to the embedding; there is no rotary embedding
-    attention_scale    of products of queries and keys; None = 1 / sqrt(head_dim)
-    attention_softcap  caps scores (arXiv 2408.00118); None = they are not capped
+    learned_positions  learned positions are added to the embedding; there is no rotary embedding
+    attention_scale    factor of the scores; None = 1 / sqrt(head_dim)
+    attention_softcap  softcap of the scores (arXiv 2408.00118); None = not capped
     sinks              each query head has one more score, whose value is zero (arXiv 2309.17453)
     query_growth       None = queries do not grow with their position
     embedding_scale, residual_scale, logit_scale
-                       factors of the embedding, of what each half of a layer adds, and of the logits
+                       factors of the embedding, of each half layer's addition to the residual, and of the
+                       logits
     logit_softcap      None = logits are not capped
-    qkv_by_head        the one matrix of queries, keys and values holds them head by head (GPT-NeoX)
-    experts            where feed-forwards are mixtures of experts
-    latent             attention to latents; None = to keys and values. There is one key head then, of the
-                       latent's length and that of the key beside it
-    longest            context that is computed as the model was made to; None = max_position_embeddings
-    further_layers     behind the last, that predict tokens after the next one; they are not loaded
+    qkv_by_head        queries, keys and values are in one matrix, head by head (GPT-NeoX)
+    experts            the layers whose feed-forwards are mixtures of experts
+    latent             attention to latents; None = to keys and values. With latents there is one key head, as
+    long as the latent and the key beside it
+    longest            the longest context that is computed exactly; None = max_position_embeddings
+    further_layers     layers after the last one that predict further tokens; they are not loaded
     """
 
     windows: tuple[int | None, ...]
@@ -98,16 +97,16 @@ class Traits:
 @dataclass(frozen=True, slots=True)
 class Names:
     """Names of a checkpoint's tensors; `{layer}` is the layer's number. Projections are given without their
-    `.weight` or `.bias`. Norms: None = there is none in that place; the two `_post_` ones normalise what is
-    added to the residual sum. The same name for query, key and value, or for gate and up, means one tensor
-    that holds them one below the other.
+    `.weight` or `.bias`. Norms: None = there is none; the two `_post_` norms apply to the values that are
+    added to the residual. The same name for query, key and value, or for gate and up, means one tensor that
+    holds them one after the other.
 
-    prefix: stands before each name that the checkpoint does not have as it is.
-    within: stands in place of `model.` in such names; "" = nothing does.
-    further: begin of names of layers behind the last.
-    transposed: ends of names of tensors that are stored as [inputs, outputs].
-    ignored: ends of names of tensors that hold nothing to load.
-    beside: beginnings of names of tensors of other parts than the decoder, which are not loaded.
+    prefix: precedes each name that the checkpoint does not have as it is.
+    within: replaces `model.` in such names; "" = nothing does.
+    further: prefix of the layers after the last one.
+    transposed: suffixes of tensors that are stored as [inputs, outputs].
+    ignored: suffixes of tensors with nothing to load.
+    beside: prefixes of tensors that are not of the decoder, and are not loaded.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -140,16 +139,15 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How a family writes down its rotary embedding.
+    """How a family's configuration describes its rotary embedding.
 
-    theta      the base where the format lets it be left out; None = it may not be
-    partial    the part of a head's dimensions that is turned, where the configuration does not say; None =
-               always all
-    pairs      the dimensions that turn together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1
-    kinds      of (configuration, number of layers): per layer the kind under which `rope_parameters` holds
-               its embedding, "" for the only one, None for a layer without; None = one for all layers
+    theta      the default base; None = the field is required
+    partial    the default part of a head's dimensions that is rotated; None = always all
+    pairs      the dimensions that rotate together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1
+    kinds      function of (configuration, number of layers): per layer the key of its embedding in
+    `rope_parameters`, "" for the only one, None for a layer without; None = one for all layers
     local      (field, default) of the base for the kind "sliding_attention" in the layout without
-               `rope_parameters`; scaling is then for the other kinds alone
+    `rope_parameters`; scaling applies only to the other kinds then
     """
 
     theta: float | None = None
@@ -162,15 +160,13 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class Family:
     """traits: reads the family's own fields (configuration, number of layers).
-
-    renamed: what the family calls a field, by the usual name.
-    kv_heads_default: a missing num_key_value_heads means as many as num_attention_heads.
-    defaults: what fields hold that are missing or null, by the family's names.
-    text: the field with the configuration of the part that is a decoder, in checkpoints that have others
-    beside it; "" = there are none. flat: in older checkpoints its fields stand beside the others.
-    vision: reads the vision tower's part of the whole configuration; None = pictures are not taken.
-    ffn_default: a missing intermediate_size means so many times the hidden size; 0 = it may not be missing.
-    """
+    renamed: the family's names of fields, by the usual name.
+    kv_heads_default: a missing num_key_value_heads means num_attention_heads.
+    defaults: values of missing or null fields, by the family's names.
+    text: the field with the decoder's configuration, in checkpoints with other parts; "" = there are none.
+    flat: in older checkpoints its fields are at the top level.
+    vision: reads the vision tower's part of the whole configuration; None = images are not supported.
+    ffn_default: a missing intermediate_size means this many times the hidden size; 0 = it is required."""
 
     traits: Callable[[Fields, int], Traits]
     names: Names = field(default_factory=Names)
@@ -192,7 +188,7 @@ LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
 def layer_types(fields: Fields, layers: int, every: int) -> tuple[str, ...]:
-    """The field layer_types; where it is missing every `every`-th layer has full attention, others a
+    """The field layer_types. If it is missing, every `every`-th layer has full attention, the others a
     window."""
     kinds = fields.names("layer_types")
     if not kinds:
@@ -206,12 +202,12 @@ def layer_types(fields: Fields, layers: int, every: int) -> tuple[str, ...]:
 
 
 def windows_of(kinds: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
-    """`window` where layers are of the kind that has one."""
+    """`window` for the layers of the windowed kind."""
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def layered_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    """Qwen's words: use_sliding_window, sliding_window and either layer_types or max_window_layers (layers
+    """Qwen's fields: use_sliding_window, sliding_window and either layer_types or max_window_layers (layers
     from that one on are windowed)."""
     if not fields.flag("use_sliding_window", False):
         return full_attention(layers)

@@ -1,6 +1,6 @@
-"""Fields: reads typed values out of a JSON object on disk, with errors that name file, field, value and rule.
+"""Fields: reads typed values from a JSON object on disk, with errors that name file, field, value and rule.
 
-It knows JSON and files; not models, not what the values mean.
+It knows JSON and files; not models, nor the meaning of the values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MISSING = object()
 
 
 class Fields:
-    """A JSON object and where it came from. Every getter raises ModelLoadError for a missing value without a
-    default, a wrong type, or a number outside its range. `renamed`: what fields are called here, by the names
-    under which they are asked for."""
+    """A JSON object and its file. Every getter raises ModelLoadError for a missing value without a default, a
+    wrong type, or a number out of range. `renamed`: the names of fields in this file, by the names that the
+    getters use."""
 
     def __init__(
         self, values: Mapping[str, Any], where: str, renamed: Mapping[str, str] = MappingProxyType({})
@@ -29,8 +29,8 @@ class Fields:
 
     @classmethod
     def read(cls, path: Path) -> Fields:
-        """The object in `path`. Raises ModelLoadError: unreadable, not UTF-8, not JSON (line, column), no
-        object."""
+        """The object in `path`. Raises ModelLoadError if it is unreadable, not UTF-8, not JSON (with line and
+        column), or not an object."""
         try:
             text = path.read_bytes().decode("utf-8")
         except OSError as error:
@@ -42,8 +42,8 @@ class Fields:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            place = f"line {error.lineno} column {error.colno}"
-            raise ModelLoadError(f"is not valid JSON at {place}: {error.msg}", where=str(path)) from error
+            position = f"line {error.lineno} column {error.colno}"
+            raise ModelLoadError(f"is not valid JSON at {position}: {error.msg}", where=str(path)) from error
         except RecursionError as error:
             raise ModelLoadError("is nested too deeply to be a configuration", where=str(path)) from error
         if not isinstance(values, dict):
@@ -56,11 +56,11 @@ class Fields:
         return ModelLoadError(message, where=self.where, hint=hint)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field exists and is not null."""
         return self.values.get(self.name_of(name)) is not None
 
     def name_of(self, name: str) -> str:
-        """What the field is called here."""
+        """The name of the field in this file."""
         return self._renamed.get(name, name)
 
     def _get(self, name: str, default: Any) -> Any:
@@ -109,7 +109,7 @@ class Fields:
         return tuple(listed)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of finite numbers above 0; empty when the field is missing."""
+        """A list of finite numbers above 0; empty if the field is missing."""
         name = self.name_of(name)
         value = self._get(name, [])
         if not isinstance(value, list) or not all(
@@ -119,7 +119,7 @@ class Fields:
         return tuple(map(float, value))
 
     def names(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty when the field is missing."""
+        """A list of strings; empty if the field is missing."""
         name = self.name_of(name)
         value = self._get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -127,7 +127,7 @@ class Fields:
         return tuple(value)
 
     def child(self, name: str) -> Fields:
-        """The object under `name`; an empty one when it is missing."""
+        """The object under `name`; an empty one if it is missing."""
         name = self.name_of(name)
         value = self._get(name, {})
         if not isinstance(value, dict):

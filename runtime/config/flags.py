@@ -30,15 +30,15 @@ from runtime.protocol.errors import BadRequest
 C = TypeVar("C", ServerConfig, RouterConfig)
 ENV_PREFIX = "SGLANG_DSL_"
 Groups = tuple[tuple[str, type[Any]], ...]
-"""What a command takes: (title, config), ..."""
+"""The options of a command: (title, config), ..."""
 GROUPS: Groups = (("server", ServerConfig), ("engine", EngineConfig))
 SERVE: Groups = (*GROUPS, ("replicas", ReplicasConfig))
 ALL: tuple[type[Any], ...] = (ServerConfig, EngineConfig, ReplicasConfig, RouterConfig)
-"""Everything that may have a variable: those of one command may be set where another one runs."""
+"""All options with an environment variable: a command ignores the variables of other commands."""
 OTHER_VARIABLES = {f"{ENV_PREFIX}{name}" for name in ("CONFIG", "FULL_TRACEBACK", "TRANSFER_FAULTS")}
-"""Variables that are no options."""
+"""Variables that are not options."""
 SLIP = 0.8
-"""How alike a name must be to a known one to be a slip of it (difflib's ratio)."""
+"""How similar a name must be to a known one to count as a typo of it (difflib's ratio)."""
 MAX_FILE_BYTES = 1 << 20
 DESCRIPTION = (
     "Serve a model over HTTP, with the APIs of OpenAI and Anthropic and a native one. Without options: the "
@@ -55,7 +55,7 @@ _NONE = ("none", "null")
 
 @dataclass(frozen=True)
 class Options:
-    """What `serve` was told."""
+    """The options of `serve`."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -63,10 +63,10 @@ class Options:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises BadRequest instead of printing the usage and leaving."""
+    """Raises BadRequest instead of printing the usage and exiting."""
 
     def print_help(self, file: Any = None) -> None:
-        # argparse itself passes over what cannot be written.
+        # argparse itself ignores write errors.
         (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
@@ -74,17 +74,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Several(argparse.Action):
-    """An option with several values: after one flag, after several, or between commas."""
+    """An option with several values: after one flag, after several flags, or separated by commas."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
     ) -> None:
-        found = [*getattr(namespace, self.dest, ()), *(one for part in values for one in part)]
-        setattr(namespace, self.dest, found)
+        collected = [*getattr(namespace, self.dest, ()), *(one for part in values for one in part)]
+        setattr(namespace, self.dest, collected)
 
 
 def make_parser(prog: str, description: str = "", groups: Groups = GROUPS) -> argparse.ArgumentParser:
-    """A parser of every option; one that is not given leaves no value behind."""
+    """A parser of every option. Options that are not given leave no value."""
     parser = _Parser(
         prog=prog,
         usage="%(prog)s [--config FILE] [options]",  # the list of all is below
@@ -102,7 +102,7 @@ def make_parser(prog: str, description: str = "", groups: Groups = GROUPS) -> ar
 
 
 def add_options(parser: argparse.ArgumentParser, groups: Groups = GROUPS) -> None:
-    """Add every option to a parser, in groups; one that is not given leaves no value behind."""
+    """Add every option to a parser, in groups. Options that are not given leave no value."""
     for title, config in groups:
         group = parser.add_argument_group(f"{title} options")
         kinds = _kinds(config)
@@ -113,33 +113,33 @@ def add_options(parser: argparse.ArgumentParser, groups: Groups = GROUPS) -> Non
 def read_options(
     arguments: Sequence[str], environment: Mapping[str, str], prog: str = "python -m runtime serve"
 ) -> Options:
-    """The options that these arguments, variables and the file they name make together. Raises BadRequest
-    naming the place of what is wrong; SystemExit after --help."""
-    made = read_values(arguments, environment, make_parser(prog, groups=SERVE), SERVE)
+    """The options from these arguments, variables and the configuration file that they name. Raises
+    BadRequest naming the source of the error; SystemExit after --help."""
+    values = read_values(arguments, environment, make_parser(prog, groups=SERVE), SERVE)
     return Options(
-        EngineConfig.of(made["engine"]),
-        with_key(ServerConfig.of(made["server"])),
-        ReplicasConfig.of(made["replicas"]),
+        EngineConfig.of(values["engine"]),
+        with_key(ServerConfig.of(values["server"])),
+        ReplicasConfig.of(values["replicas"]),
     )
 
 
 def read_values(
     arguments: Sequence[str], environment: Mapping[str, str], parser: argparse.ArgumentParser, groups: Groups
 ) -> dict[str, dict[str, Any]]:
-    """Title of a group -> the values of its options that were given somewhere. Raises as read_options."""
-    found, unknown = parser.parse_known_args(list(arguments))
+    """Title of a group -> the values of its options that were given anywhere. Raises like read_options."""
+    namespace, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         flags = ["--" + one.name.replace("_", "-") for _, config in groups for one in options_of(config)]
         hint = near(unknown[0].partition("=")[0], [*flags, "--config"], f"see {parser.prog} --help")
         raise BadRequest(f"unknown argument {unknown[0]!r}", where="command line", hint=hint)
-    given = vars(found)
-    file = given.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
+    from_flags = vars(namespace)
+    file = from_flags.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
     values = {
         **(_from_file(Path(file), groups) if file else {}),
         **_from_environment(environment, groups),
-        **given,
+        **from_flags,
     }
-    values = _key_once(values, given, environment)
+    values = _key_once(values, from_flags, environment)
     return {
         title: {one.name: values[one.name] for one in options_of(config) if one.name in values}
         for title, config in groups
@@ -147,21 +147,21 @@ def read_values(
 
 
 def _key_once(
-    values: dict[str, Any], given: Mapping[str, Any], environment: Mapping[str, str]
+    values: dict[str, Any], from_flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Key and key file are two ways to give one thing: the one that was given nearer by wins."""
+    """Key and key file are two ways to give one thing: the one from the stronger source wins."""
     names = ("api_key", "api_key_file")
     if not all(values.get(name) is not None for name in names):
         return values
-    for place in (given, {name: environment.get(_variable(name)) for name in names}):
-        here = [name for name in names if place.get(name) is not None]
+    for source in (from_flags, {name: environment.get(_variable(name)) for name in names}):
+        here = [name for name in names if source.get(name) is not None]
         if here:
             return {name: value for name, value in values.items() if name not in names or name in here}
     return values
 
 
 def with_key(config: C) -> C:
-    """The same with the key from its file. Raises BadRequest."""
+    """The config with the key read from its file. Raises BadRequest."""
     if config.api_key_file is None:
         return config
     try:
@@ -174,7 +174,7 @@ def with_key(config: C) -> C:
     return replace(config, api_key=key, api_key_file=None)
 
 
-# -- the three places ----------------------------------------------------------------------------------------
+# -- the three sources ---------------------------------------------------------------------------------------
 
 
 def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
@@ -187,18 +187,18 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
     if len(data) > MAX_FILE_BYTES:
         raise BadRequest(f"is larger than {MAX_FILE_BYTES} bytes", where=where)
     try:
-        found = yaml.safe_load(data)
+        content = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadRequest(f"is not YAML: {' '.join(str(error).split())}", where=where) from error
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise BadRequest(
-            f"must contain `option: value` lines, contains a {type(found).__name__}", where=where
+            f"must contain `option: value` lines, contains a {type(content).__name__}", where=where
         )
     known = {one.name: one for _, config in groups for one in options_of(config)}
     values: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in known:
             hint = near(name, known, "see --help for all")
@@ -210,8 +210,8 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[str, Any]:
-    """Only the variables of known options are looked at: others may belong to somebody else. Raises
-    BadRequest for one whose name looks like a slip of a known one."""
+    """Reads only the variables of known options: others may belong to other programs. Raises BadRequest if a
+    name looks like a typo of a known one."""
     values: dict[str, Any] = {}
     known = {_variable(one.name) for config in ALL for one in options_of(config)} | OTHER_VARIABLES
     for variable in environment:
@@ -234,9 +234,9 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
 
 def _check_slip(variable: str, known: Collection[str]) -> None:
     own = {name.removeprefix(ENV_PREFIX): name for name in known}
-    found = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), own, n=1, cutoff=SLIP)
-    if found:
-        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {own[found[0]]}?")
+    matches = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), own, n=1, cutoff=SLIP)
+    if matches:
+        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {own[matches[0]]}?")
 
 
 def _variable(name: str) -> str:
@@ -247,7 +247,7 @@ def _variable(name: str) -> str:
 
 
 def parse(text: str, kind: Any) -> Any:
-    """A value of the annotation `kind` from text. Raises ValueError saying what was expected."""
+    """A value of the annotation `kind` from text. Raises ValueError with the expected form."""
     accepted = _members(kind)
     if type(None) in accepted and text.strip().lower() in _NONE:
         return None
@@ -288,7 +288,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _kinds(config: type[Any]) -> dict[str, Any]:
-    """The types of its fields by name. Dear: each is evaluated from its text."""
+    """The types of its fields by name. Slow: each annotation is evaluated."""
     return typing.get_type_hints(config)
 
 
@@ -308,9 +308,9 @@ def _add(group: Any, one: Field[Any], kind: Any) -> None:
             help=argparse.SUPPRESS,
         )
 
-    def convert(given: str) -> Any:
+    def convert(text: str) -> Any:
         try:
-            return parse(given, kind)
+            return parse(text, kind)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -329,8 +329,8 @@ def _add(group: Any, one: Field[Any], kind: Any) -> None:
 
 
 def _metavar(kind: Any) -> str:
-    words = {int: "N", float: "X", bool: "BOOL"}
-    return next((words[member] for member in _members(kind) if member in words), "TEXT")
+    metavars = {int: "N", float: "X", bool: "BOOL"}
+    return next((metavars[member] for member in _members(kind) if member in metavars), "TEXT")
 
 
 def _default_text(one: Field[Any]) -> str:

@@ -1,6 +1,6 @@
 """ModelSpec: the shape of a checkpoint, read from its config.json. Torch-free; never guesses silently.
 
-It knows the Hugging Face directory layout; not weights, not tokenizers, not how anything is computed.
+It knows the Hugging Face directory layout; not weights, not tokenizers, nor how anything is computed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from runtime.protocol.errors import ModelLoadError
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
-"""Fields that stand outside of the part that is a decoder, and hold for it."""
+"""Fields outside the decoder's part of the configuration that apply to it."""
 _OLD_KINDS = {"su": "longrope", "mrope": "default"}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: base `theta` and one kind of scaling; every number is resolved, none is left to a
+    """Rotary embedding: base `theta` and one kind of scaling. Every number is resolved; none is left to a
     default.
 
     "linear"    positions divided by `factor`
-    "dynamic"   NTK scaling that sets in beyond the trained length; up to that length, which is where this
-                runtime stops (ModelSpec.max_position_embeddings), it is the default kind
-    "llama3"    Llama 3.1's: low frequencies divided by `factor`, a smooth step between the two wavelengths
+    "dynamic"   NTK scaling beyond the trained length; up to that length, at which this runtime stops
+    (ModelSpec.max_position_embeddings), it equals the default kind
+    "llama3"    Llama 3.1's: low frequencies divided by `factor`, with a smooth transition between two
+    wavelengths
     "yarn"      YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation; cos and sin times
-                `attention_factor`
+    `attention_factor`
     "longrope"  LongRoPE (arXiv 2402.13753): each frequency divided by its own of `factors`, or of
-                `long_factors` in contexts beyond the trained length; cos and sin times `attention_factor`
+    `long_factors` in contexts beyond the trained length; cos and sin times `attention_factor`
 
-    dims: how many of a head's dimensions are turned, the first ones; 0 = all. pairs: which of them turn
-    together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1. sections: how many of the pairs, from
-    the first on, turn with a position's time, its row and its column (arXiv 2409.12191); () = a position is
-    one number.
+    dims: how many of a head's dimensions are rotated, the first ones; 0 = all. pairs: which of them rotate
+    together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1. sections: how many of the pairs, in
+    order, rotate with a position's time, row and column (arXiv 2409.12191); () = a position is one number.
     """
 
     theta: float
@@ -64,18 +64,19 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Traits):
-    """A decoder's shape.
+    """The shape of a decoder.
 
-    rope: of layers with full attention; layer_ropes: per layer where they differ (None = no rotary
-    embedding), () = all have `rope`.
+    rope: of layers with full attention; layer_ropes: per layer if they differ (None = no rotary embedding),
+    () = all have `rope`.
     activation: of the feed-forward, a value of ACTIVATIONS.
-    experts: which layers' feed-forwards are mixtures of experts, and how; `ffn_size` is the others'.
-    max_position_embeddings: tokens of one context, at most; with for_context() up to long_positions, where
-    that is not 0.
-    eos_ids: ids that end a generation, from config.json and generation_config.json together.
-    dtype: what the checkpoint says its weights are: float32, bfloat16 or float16.
+    experts: the layers whose feed-forwards are mixtures of experts, and how; `ffn_size` is for the other
+    layers.
+    max_position_embeddings: the most tokens of one context; with for_context() up to long_positions, if not
+    0.
+    eos_ids: ids that end a generation, from config.json and generation_config.json.
+    dtype: the dtype of the weights according to the checkpoint: float32, bfloat16 or float16.
     quantization: how its matrices are stored; None: as `dtype`.
-    vision: the tower that pictures go through; None: it takes text only.
+    vision: the vision tower for images; None: text only.
     """
 
     architecture: str
@@ -100,8 +101,8 @@ class ModelSpec(Traits):
     vision: VisionSpec | None = None
 
     def for_context(self, length: int | None) -> ModelSpec:
-        """The shape with which contexts of up to `length` tokens are computed. A LongRoPE model has other
-        frequencies in long contexts, from the first token on; the two do not mix, as keys are kept."""
+        """The shape for contexts of up to `length` tokens. A LongRoPE model has other frequencies in long
+        contexts, from the first token on; the two cannot be mixed, because keys are cached."""
         if length is None or not self.max_position_embeddings < length <= self.long_positions:
             return self
         rope = replace(self.rope, factors=self.rope.long_factors)
@@ -113,14 +114,15 @@ class ModelSpec(Traits):
         return self.layer_ropes or (self.rope,) * self.num_layers
 
     def unlike(self, other: ModelSpec) -> list[str]:
-        """The fields in which another checkpoint's weights would not fit in place of this one's."""
-        said = ("eos_ids", "bos_id", "dtype")  # of texts, and of the files
-        names = (one.name for one in fields_of(self) if one.name not in said)
+        """The fields by which another checkpoint's weights would not fit this model."""
+        ignored = ("eos_ids", "bos_id", "dtype")  # they do not affect the weights' shapes
+        names = (one.name for one in fields_of(self) if one.name not in ignored)
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     @property
     def matrix_sizes(self) -> tuple[int, int]:
-        """Numbers in the layers' matrices, and in the embeddings' (norms and biases are negligible)."""
+        """The numbers of elements in the layers' matrices, and in the embeddings' (norms and biases are
+        negligible)."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         if (latent := self.latent) is not None:
             queries, up = self.num_heads * latent.query, self.num_heads * (latent.plain + latent.value)
@@ -142,11 +144,11 @@ class ModelSpec(Traits):
 
     @classmethod
     def from_dir(cls, path: str | Path) -> ModelSpec:
-        """Read `path`/config.json (and generation_config.json, if there).
+        """Read `path`/config.json (and generation_config.json, if it exists).
 
-        Raises ModelLoadError: no such directory, no config.json, invalid JSON, an architecture that is not in
-        the table, a field that is missing, of the wrong type or out of range, or a feature this runtime does
-        not compute.
+        Raises ModelLoadError if there is no such directory or no config.json, for invalid JSON, an unknown
+        architecture, a field that is missing, of the wrong type or out of range, or a feature that this
+        runtime does not support.
         """
         directory = Path(os.path.expanduser(path))
         if not directory.exists():
@@ -208,7 +210,7 @@ def _spec(fields: Fields, generation: Fields, directory: Path) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn_size=fields.integer("intermediate_size", *_given(family.ffn_default * hidden or None)),
+        ffn_size=fields.integer("intermediate_size", *_default(family.ffn_default * hidden or None)),
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         layer_ropes=layer_ropes,
@@ -253,7 +255,7 @@ def _family(fields: Fields) -> tuple[str, Family]:
 
 
 def _decoder_fields(fields: Fields, family: Family) -> Fields:
-    """The fields of the part that is a decoder, what is missing filled in."""
+    """The fields of the decoder's part, with missing ones filled in."""
     values, where = fields.values, fields.where
     if family.text:
         part = fields.child(family.text)
@@ -285,7 +287,7 @@ def _special(fields: Fields, vocab: int, name: str) -> tuple[int, ...]:
 
 
 def _dtype(fields: Fields) -> str:
-    # transformers 5 writes "dtype", earlier ones "torch_dtype".
+    # transformers 5 writes "dtype", earlier versions "torch_dtype".
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     dtype = fields.text(name, "float32").removeprefix("torch.")
     if dtype not in DTYPES:
@@ -296,7 +298,7 @@ def _dtype(fields: Fields) -> str:
 @dataclass(frozen=True, slots=True)
 class _Ropes:
     """Reads rotary embeddings in three layouts: rope_theta + rope_scaling, transformers 5's rope_parameters
-    with everything inside, and the same for each kind of layer."""
+    with everything in it, and rope_parameters for each kind of layer."""
 
     fields: Fields
     family: Family
@@ -304,7 +306,7 @@ class _Ropes:
     positions: int
 
     def of_layers(self, layers: int) -> tuple[RopeSpec, tuple[RopeSpec | None, ...]]:
-        """What ModelSpec calls rope and layer_ropes."""
+        """ModelSpec's rope and layer_ropes."""
         kinds = (
             self.family.rope.kinds(self.fields, layers)
             if self.family.rope.kinds is not None
@@ -325,15 +327,17 @@ class _Ropes:
                 raise rope.fail("different rotary embeddings per layer type are not supported")
             return self._read(rope.child(kind), None)
         if kind == "sliding_attention" and local is not None and name == "rope_scaling":
-            return self._read(Fields({}, fields.where), fields.number(local[0], *_given(local[1]), above=1.0))
+            return self._read(
+                Fields({}, fields.where), fields.number(local[0], *_default(local[1]), above=1.0)
+            )
         return self._read(rope, None)
 
     def _read(self, rope: Fields, theta: float | None) -> RopeSpec:
-        """theta: the base, where it is not what the configuration calls rope_theta."""
+        """theta: the base, if it is not rope_theta of the configuration."""
         fields, family, positions = self.fields, self.family.rope, self.positions
         if theta is None:
             source = rope if rope.has("rope_theta") else fields
-            theta = source.number("rope_theta", *_given(family.theta), above=1.0)
+            theta = source.number("rope_theta", *_default(family.theta), above=1.0)
         dims = self._dims(rope)
         kind = rope.text("rope_type", rope.text("type", "default"))
         kind = _OLD_KINDS.get(kind, kind)
@@ -382,10 +386,10 @@ class _Ropes:
     def _longrope(self, rope: Fields, plain: RopeSpec) -> RopeSpec:
         pairs, original = (plain.dims or self.head_dim) // 2, plain.original_positions
         factors, long_factors = rope.numbers("short_factor"), rope.numbers("long_factor")
-        for name, given in (("short_factor", factors), ("long_factor", long_factors)):
-            if len(given) != pairs:
-                raise rope.fail(f"{name!r} has {len(given)} entries for {pairs} pairs of dimensions")
-        # The model's paper and code take the two lengths, where no factor is given.
+        for name, values in (("short_factor", factors), ("long_factor", long_factors)):
+            if len(values) != pairs:
+                raise rope.fail(f"{name!r} has {len(values)} entries for {pairs} pairs of dimensions")
+        # The model's paper and code use the ratio of the two lengths if no factor is given.
         factor = rope.number("factor", self.positions / original)
         scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         return replace(
@@ -397,7 +401,7 @@ class _Ropes:
         )
 
     def _dims(self, rope: Fields) -> int:
-        """How many dimensions are turned; 0 = all."""
+        """How many dimensions are rotated; 0 = all."""
         default = self.family.rope.partial
         holder = rope if rope.has("partial_rotary_factor") else self.fields
         part = holder.number("partial_rotary_factor", 1.0 if default is None else default)
@@ -414,7 +418,7 @@ class _Ropes:
         return dims
 
 
-def _given(default: float | None) -> tuple[float, ...]:
+def _default(default: float | None) -> tuple[float, ...]:
     return () if default is None else (default,)
 
 

@@ -1,6 +1,7 @@
-"""Options: fields of a config with a help text, read from loosely typed values and handed on to others.
+"""Options: fields of a config with a help text, read from loosely typed values and passed on to other
+configs.
 
-It knows dataclasses, not what any option means.
+It knows dataclasses, not the meaning of any option.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ T = TypeVar("T")
 
 
 def option(default: Any, help: str, *, secret: bool = False, choices: tuple[str, ...] = ()) -> Any:
-    """A field of a config. secret: left out of repr and of everything that is printed. choices: the values it
-    may have."""
+    """A field of a config. secret: excluded from repr and from all output. choices: the allowed values."""
     metadata = {"help": help, "secret": secret, "choices": choices}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
 def options_of(config: type[Any]) -> list[Field[Any]]:
-    """The fields of a config that are options, in their order; those of what it is made of come last."""
-    found = [one for one in fields(config) if "help" in one.metadata]
-    return sorted(found, key=lambda one: one.name not in config.__annotations__)
+    """The option fields of a config, in order; those of its base classes come last."""
+    options = [one for one in fields(config) if "help" in one.metadata]
+    return sorted(options, key=lambda one: one.name not in config.__annotations__)
 
 
 def help_of(one: Field[Any]) -> str:
@@ -43,17 +43,17 @@ def choices_of(one: Field[Any]) -> tuple[str, ...]:
 
 
 ALIKE = 0.75
-"""From here on (difflib's ratio) one name is taken for a slip of another: "prot" for "port"."""
+"""From this similarity on (difflib's ratio) a name counts as a typo of another: "prot" for "port"."""
 
 
 def near(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint: the known name that `name` looks like a slip of, or else `otherwise`."""
-    found = registry.near(name, list(known), ALIKE)
-    return f"did you mean {found!r}?" if found else otherwise
+    """A hint: the known name that `name` may be a typo of, or else `otherwise`."""
+    match = registry.near(name, list(known), ALIKE)
+    return f"did you mean {match!r}?" if match else otherwise
 
 
 def read(config: type[T], options: Mapping[str, Any], where: str) -> T:
-    """The config with these options. Raises BadRequest: an unknown name, a value of the wrong type, or one
+    """The config with these options. Raises BadRequest for an unknown name, a value of the wrong type, or one
     that is not among the choices."""
     known = {one.name: one for one in options_of(config)}
     for name in options:
@@ -72,8 +72,8 @@ def read(config: type[T], options: Mapping[str, Any], where: str) -> T:
 
 
 def hand(config: type[T], options: Any, **other: Any) -> T:
-    """A smaller config made of the options of the same names; `other`: fields that are named or made
-    otherwise. So an option that is added under one name in both needs no line more."""
+    """Build `config` from the fields of the same names in `options`; `other`: values of fields with other
+    names, or computed ones. An option with one name in both configs needs no extra line."""
     names = {one.name for one in fields(options)}
     shared = {one.name: getattr(options, one.name) for one in fields(config) if one.name in names}  # type: ignore[arg-type]
     return config(**{**shared, **other})

@@ -1,4 +1,4 @@
-"""Pooling: which of a text's token outputs become its vector, as the checkpoint's own files say. Torch-free.
+"""Pooling: which token outputs of a text become its vector, according to the checkpoint's files. Torch-free.
 
 It knows the files of sentence-transformers (modules.json and the pooling's config.json), not how anything is
 computed.
@@ -15,7 +15,7 @@ from runtime.config.fields import Fields
 from runtime.protocol.errors import ModelLoadError
 
 MODES = ("cls", "mean", "last", "max")
-_WORDS = {
+_MODE_FIELDS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
@@ -28,8 +28,8 @@ _FOLDER = "1_Pooling"
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """mode: the first token's output, the mean of all, the last one's, or the largest of each number; marks
-    that the tokenizer put around the text count as tokens. normalize: vectors have length 1."""
+    """mode: the first token's output, the mean of all, the last one's, or the elementwise maximum; the
+    special tokens that the tokenizer adds count. normalize: vectors have length 1."""
 
     mode: str
     normalize: bool = True
@@ -42,29 +42,29 @@ DECODER_DEFAULT = Pooling("last")
 def read_pooling(
     path: Path, default: Pooling, *, mode: str | None = None, normalize: bool | None = None
 ) -> Pooling:
-    """The checkpoint's pooling: what modules.json and 1_Pooling/config.json say, else `default`; `mode` and
-    `normalize` overrule both.
+    """The checkpoint's pooling: from modules.json and 1_Pooling/config.json, else `default`; `mode` and
+    `normalize` override both.
 
-    A checkpoint with a modules.json has vectors of length 1 when it lists Normalize, and only then. Raises
-    ModelLoadError: a file that is broken, a step or a mode that is not computed.
+    A checkpoint with a modules.json has vectors of length 1 if it lists Normalize, and only then. Raises
+    ModelLoadError if a file is broken, or a step or a mode is not supported.
     """
-    found = default
+    pooling = default
     steps = _steps(path / "modules.json")
     if steps is not None:
-        found = replace(found, normalize="Normalize" in steps)
+        pooling = replace(pooling, normalize="Normalize" in steps)
         folder = steps.get("Pooling")
     else:
         folder = _FOLDER
     file = path / folder / "config.json" if folder else None
     if mode is not None:
-        found = replace(found, mode=mode)
+        pooling = replace(pooling, mode=mode)
     elif file is not None and file.is_file():
-        found = replace(found, mode=_mode(Fields.read(file)))
-    return found if normalize is None else replace(found, normalize=normalize)
+        pooling = replace(pooling, mode=_mode(Fields.read(file)))
+    return pooling if normalize is None else replace(pooling, normalize=normalize)
 
 
 def _steps(file: Path) -> dict[str, str] | None:
-    """Kind -> folder of the modules listed; None where there is no file."""
+    """Kind -> folder of the modules listed; None if there is no file."""
     if not file.is_file():
         return None
     try:
@@ -92,13 +92,13 @@ def _steps(file: Path) -> dict[str, str] | None:
 
 
 def _mode(fields: Fields) -> str:
-    """Both layouts: a flag per mode, and one field pooling_mode."""
+    """Both layouts: a flag per mode, or one field pooling_mode."""
     if fields.has("pooling_mode"):
         value = fields.values["pooling_mode"]
         modes = [str(one) for one in value] if isinstance(value, list) else [str(value)]
         modes = ["last" if mode == "lasttoken" else mode for mode in modes]
     else:
-        modes = [mode for word, mode in _WORDS.items() if fields.flag(word, False)]
+        modes = [mode for word, mode in _MODE_FIELDS.items() if fields.flag(word, False)]
     if len(modes) != 1 or modes[0] not in MODES:
         raise fields.fail(
             f"the pooling {' + '.join(modes) or 'none'} is not supported; known: one of {', '.join(MODES)}",

@@ -1,4 +1,4 @@
-"""RunnerConfig: how the compute plane computes. Torch-free: the control plane and command lines hold one."""
+"""RunnerConfig: how the compute plane computes. Torch-free: the control plane and command lines use it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_LORAS = 64
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Which of the ranks that compute one model a process is. file: a path that all name, and nothing is at
-    yet, by which they find one another within timeout_s."""
+    """The rank of a process among those that share one model. file: a path that all ranks share and that does
+    not exist yet, through which they find one another within timeout_s."""
 
     rank: int = 0
     size: int = 1
@@ -29,22 +29,22 @@ class World:
 
 
 def read_adapters(paths: Sequence[str]) -> tuple[Adapter, ...]:
-    """NAME=DIRECTORY, or a directory that is its own name; numbered from 1 on. Raises BadRequest."""
-    made: dict[str, Adapter] = {}
+    """NAME=DIRECTORY, or a directory that is also the name; numbered from 1. Raises BadRequest."""
+    adapters: dict[str, Adapter] = {}
     for number, text in enumerate(paths, 1):
         name, equals, path = text.partition("=")
         path = path if equals else name
         if not name or not path:
             raise BadRequest(f"must be NAME=DIRECTORY, got {text!r}", where="lora_paths")
-        if name in made:
+        if name in adapters:
             raise BadRequest(f"the name {name!r} occurs twice", where="lora_paths")
-        made[name] = Adapter(number, name, path)
-    return tuple(made.values())
+        adapters[name] = Adapter(number, name, path)
+    return tuple(adapters.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerOptions:
-    """How the model computes: options of EngineConfig that the runner takes as they are."""
+    """How the model computes: options of EngineConfig that the runner uses unchanged."""
 
     dtype: str = option(
         "auto", "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
@@ -115,14 +115,14 @@ class RunnerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig(RunnerOptions):
-    """The options, and what EngineConfig derives from others.
+    """The options, and the values that EngineConfig derives from others.
 
-    enable_lora     take LoRA adapters
+    enable_lora     support LoRA adapters
     adapters        those to load at startup
     lookahead       on a GPU, queue the next decoding step before it is planned
     shared_kv       keep the KV pool in memory that other processes of this machine can map, for KV transfers
-    draft_model     checkpoint of a smaller model that guesses tokens; None: there is none
-    draft_tokens    maximum number of tokens that it guesses for one row
+    draft_model     checkpoint of a smaller model that drafts tokens; None: no draft model
+    draft_tokens    maximum number of tokens that it drafts for one row
     step_timeout_s  seconds that a forward pass may take
     """
 

@@ -1,5 +1,5 @@
-"""SchedulerConfig: the numbers the scheduler works by. Knows no model; names of policies are checked where
-they load."""
+"""SchedulerConfig: the scheduler's settings. Knows no model; names of policies are checked when they are
+loaded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runtime.config.speculation import NO_SPECULATION, SpeculationConfig
 from runtime.protocol.errors import BadRequest
 
 TUNABLE = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "max_waiting_requests")
-"""What may change while requests run."""
+"""Settings that may change while requests run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
-    """How requests are scheduled: options of EngineConfig that the scheduler takes as they are. All lengths
-    are in tokens."""
+    """How requests are scheduled: options of EngineConfig that the scheduler uses unchanged. All lengths are
+    in tokens."""
 
     page_size: int = option(1, "KV slots per page; prefixes are shared in whole pages")
     max_running_requests: int = option(256, "maximum number of sequences in one step")
@@ -72,12 +72,12 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(SchedulerOptions):
-    """The options, and what EngineConfig derives from others.
+    """The options, and the values that EngineConfig derives from others.
 
     policy          name of a schedule policy (runtime.scheduler.policies)
     overlap         the scheduler works while the model computes (runtime.scheduler.loop)
     context_length  maximum of prompt and new tokens of one request; None: only the pool limits it
-    speculation     whether tokens are guessed ahead
+    speculation     speculative decoding
     """
 
     policy: str = "lpm"
@@ -114,7 +114,7 @@ class SchedulerConfig(SchedulerOptions):
                 raise BadRequest(f"must be a positive number, got {amount}", where=name)
 
     def tuned(self, values: Mapping[str, Any], tunable: Sequence[str] = TUNABLE) -> SchedulerConfig:
-        """The same with other values of `tunable` settings. Raises BadRequest for an unknown name or a bad
+        """A copy with other values of `tunable` settings. Raises BadRequest for an unknown name or an invalid
         value."""
         for name, value in values.items():
             if name not in tunable:

@@ -1,6 +1,5 @@
 """ServerArgs: every option of `serve` in one object, for programs that build, change or parse their options
-before they start something. It starts nothing.
-"""
+before they start something. It starts nothing."""
 
 from __future__ import annotations
 
@@ -15,29 +14,29 @@ from runtime.protocol.server_names import own_options
 
 
 class ServerArgs(Mapping[str, Any]):
-    """`model_path` and any option of `python -m runtime serve`, underscores for dashes; those not given are
-    at their defaults. Read them as attributes; `Runtime(**args)` takes all that were given, and
-    `Engine(**args.of_engine())` those that an engine has. Raises BadRequest for an unknown or wrong one."""
+    """`model_path` and any option of `python -m runtime serve`, with underscores for dashes; options not
+    given have their defaults. Read them as attributes. `Runtime(**args)` takes all given options, and
+    `Engine(**args.of_engine())` those of an engine. Raises BadRequest for an unknown or invalid option."""
 
     def __init__(self, model_path: str = "pocket", **options: Any) -> None:
-        self._given: dict[str, Any] = {"model": str(model_path), **own_options(options, str(model_path))}
+        self._options: dict[str, Any] = {"model": str(model_path), **own_options(options, str(model_path))}
         self._read: dict[str, Any] = {}
-        left = dict(self._given)
+        left = dict(self._options)
         for _, config in GROUPS:
             names = {one.name for one in options_of(config)}
-            made = read(config, {name: left.pop(name) for name in names & left.keys()}, "ServerArgs")
-            self._read |= {name: getattr(made, name) for name in names}
+            values = read(config, {name: left.pop(name) for name in names & left.keys()}, "ServerArgs")
+            self._read |= {name: getattr(values, name) for name in names}
         if left:
-            read(EngineConfig, left, "ServerArgs")  # says what is unknown, and what was meant
+            read(EngineConfig, left, "ServerArgs")  # raises an error that names the unknown option
 
     @property
     def model_path(self) -> str:
-        return str(self._given["model"])
+        return str(self._options["model"])
 
     def of_engine(self) -> dict[str, Any]:
-        """Those given that an Engine takes."""
+        """The given options of an Engine."""
         names = {one.name for one in options_of(EngineConfig)} - {"model"}
-        kept = {name: value for name, value in self._given.items() if name in names}
+        kept = {name: value for name, value in self._options.items() if name in names}
         return {"model_path": self.model_path, **kept}
 
     @staticmethod
@@ -47,24 +46,24 @@ class ServerArgs(Mapping[str, Any]):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
-        """From what such a parser read; flags of other origin, and those not given, are passed over."""
+        """From the namespace of such a parser; other flags are ignored."""
         names = {one.name for _, config in GROUPS for one in options_of(config)}
-        given = {name: value for name, value in vars(args).items() if name in names}
-        return cls(given.pop("model", "pocket"), **given)
+        options = {name: value for name, value in vars(args).items() if name in names}
+        return cls(options.pop("model", "pocket"), **options)
 
-    # -- what was given, as a mapping -----------------------------------------------------------------------
+    # -- the given options as a mapping ---------------------------------------------------------------------
 
-    def _said(self) -> dict[str, Any]:
-        return {"model_path" if name == "model" else name: value for name, value in self._given.items()}
+    def _as_mapping(self) -> dict[str, Any]:
+        return {"model_path" if name == "model" else name: value for name, value in self._options.items()}
 
     def __getitem__(self, name: str) -> Any:
-        return self._said()[name]
+        return self._as_mapping()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._said())
+        return iter(self._as_mapping())
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._options)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -74,5 +73,7 @@ class ServerArgs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         secret = {one.name for _, config in GROUPS for one in options_of(config) if one.metadata["secret"]}
-        shown = (f"{name}={'...' if name in secret else repr(value)}" for name, value in self._said().items())
+        shown = (
+            f"{name}={'...' if name in secret else repr(value)}" for name, value in self._as_mapping().items()
+        )
         return f"ServerArgs({', '.join(shown)})"

@@ -1,7 +1,8 @@
-"""Shard: which part of a decoder each of several ranks holds (tensor parallelism). Plain ints, no torch.
+"""Shard: the part of a decoder on each of several ranks (tensor parallelism). Plain ints, no torch.
 
-Query heads, key and value heads, the feed-forward's width and the vocabulary are shared out in stretches, in
-the order of ranks. Where there are more ranks than key and value heads, several ranks hold the same one.
+Query heads, key and value heads, the feed-forward's width and the vocabulary are divided into consecutive
+ranges, in the order of ranks. If there are more ranks than key and value heads, several ranks hold the same
+one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from runtime.protocol.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What rank `rank` of `size` holds of a decoder for which check_ranks() holds."""
+    """The part of rank `rank` of `size`, for a decoder that check_ranks() accepts."""
 
     rank: int = 0
     size: int = 1
@@ -24,7 +25,7 @@ class Shard:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads(self, spec: ModelSpec) -> range:
-        """The key and value heads that its query heads read."""
+        """The key and value heads of its query heads."""
         first = self.rank * spec.num_kv_heads // self.size
         return range(first, first + max(1, spec.num_kv_heads // self.size))
 
@@ -32,17 +33,17 @@ class Shard:
         return self.part(spec.ffn_size)
 
     def part(self, width: int) -> range:
-        """Of a feed-forward of this width."""
+        """The part of a feed-forward of this width."""
         return range(self.rank * width // self.size, (self.rank + 1) * width // self.size)
 
     def vocab(self, spec: ModelSpec) -> range:
-        """All but the last ranks' are equally long."""
+        """All ranks have parts of equal length, except the last ones."""
         each = -(-spec.vocab_size // self.size)
         return range(min(self.rank * each, spec.vocab_size), min((self.rank + 1) * each, spec.vocab_size))
 
 
 def check_ranks(spec: ModelSpec, size: int) -> None:
-    """Raise BadRequest where so many ranks cannot share the model."""
+    """Raise BadRequest if `size` ranks cannot share the model."""
     heads, kv = spec.num_heads, spec.num_kv_heads
     possible = [n for n in range(1, heads + 1) if heads % n == 0 and (kv % n == 0 or n % kv == 0)]
     if size not in possible:

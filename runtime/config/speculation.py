@@ -1,4 +1,4 @@
-"""SpeculationConfig: whether, and how, tokens are guessed ahead and verified together. Knows no model."""
+"""SpeculationConfig: whether and how tokens are drafted and verified together. Knows no model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ DEFAULT_DRAFTS = {"NGRAM": 11, "STANDALONE": 3}
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """algorithm   NGRAM: what followed the same tokens earlier in the request's own text (prompt look-up);
-                STANDALONE: what a smaller model says; None: nothing is guessed
-    drafts      tokens guessed for one step of one sequence, at most
-    min_match   how many of the last tokens must have come before, for NGRAM, and
-    max_match   how many are compared, at most: the longest match wins
-    """
+    """algorithm   NGRAM: the tokens that followed the same tokens earlier in the request's text (prompt
+    look-up); STANDALONE: a smaller model's; None: no speculation
+    drafts      maximum number of drafts per step of one sequence
+    min_match   NGRAM: the minimum number of last tokens that must match earlier ones
+    max_match   NGRAM: the maximum number compared; the longest match is used"""
 
     algorithm: str | None = None
     drafts: int = 0
@@ -40,8 +39,8 @@ class SpeculationConfig:
         min_match: int,
         max_match: int,
     ) -> SpeculationConfig:
-        """From the options of those names. `tokens`: verified in one step, the certain one included; `steps`:
-        of the draft model, one for each guess. Raises BadRequest naming the option."""
+        """From the options of those names. `tokens`: verified in one step, including the certain one;
+        `steps`: of the draft model, one per draft. Raises BadRequest naming the option."""
         name = None if algorithm is None else algorithm.upper()
         if name is None:
             for option, value in (("draft_model_path", model), ("num_steps", steps)):
@@ -88,8 +87,8 @@ NO_SPECULATION = SpeculationConfig()
 
 
 def draft_spec(spec: ModelSpec, where: str) -> tuple[Path, ModelSpec]:
-    """The checkpoint that `where` names, and its shape. Raises ModelLoadError where it cannot guess for a
-    model like `spec`."""
+    """The checkpoint at `where`, and its shape. Raises ModelLoadError if it cannot draft for a model like
+    `spec`."""
     folder = find_checkpoint(where)
     small = read_spec(folder)
     if not isinstance(small, ModelSpec):

@@ -1,7 +1,7 @@
 """The header of a GGUF file (version 2 and 3, github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-Read here, not by the package `gguf`: that one makes several arrays for each token of the vocabulary, some 7 s
-of CPU time for one of 128,000 tokens, in every process that looks into the file.
+Parsed here and not with the package `gguf`, which creates several arrays per token of the vocabulary: about 7
+s of CPU time for 128,000 tokens, in every process that opens the file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LEAST_BYTES = {_STRING: 8, _ARRAY: 12}
-"""Of a value of this type: its own length, or its items' type and number."""
+"""Minimum size of a value of this type: its length field, or its items' type and count."""
 _VALUE_BYTES, _TENSOR_BYTES = 13, 24
-"""Of a value or a tensor with an empty name, at least."""
+"""Minimum size of a value or a tensor, with an empty name."""
 _DIMENSIONS_AT_MOST = 4
 _NESTED_AT_MOST = 4
 """Arrays within arrays. The format allows any depth; no known key has more than two."""
 
 
 class Kind(NamedTuple):
-    """How numbers are stored: so many of them in a block of so many bytes."""
+    """How numbers are stored: `numbers` of them in a block of `bytes` bytes."""
 
     name: str
     numbers: int
@@ -50,11 +50,11 @@ KINDS: Mapping[int, Kind] = {
     14: Kind("Q6_K", 256, 210),
     30: Kind("BF16", 1, 2),
 }
-"""By ggml's number of the type."""
+"""By ggml's type number."""
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies in its file. shape: the rows' number first, what lies side by side last."""
+    """The position of a tensor in its file. shape: outermost dimension first, as in torch."""
 
     shape: tuple[int, ...]
     kind: Kind
@@ -64,7 +64,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself. values: name -> int, float, bool, str or a list of them."""
+    """A file's metadata. values: name -> int, float, bool, str or a list of them."""
 
     path: Path
     values: Mapping[str, Any]
@@ -76,8 +76,8 @@ class Header:
 
 
 class _Cursor:
-    """Reads one value after the other. Raises struct.error: behind the end, more items than the rest of the
-    file can hold, nested too deep."""
+    """Reads values in sequence. Raises struct.error at the end of the file, if there are more items than the
+    rest of the file can hold, or if arrays are nested too deep."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0
@@ -88,7 +88,7 @@ class _Cursor:
         return value
 
     def count(self, what: str, each: int) -> int:
-        """The number of items that follow, of `each` bytes at least."""
+        """The number of items that follow, each of at least `each` bytes."""
         count: int = self.take("Q")
         if count * each > len(self.data) - self.at:
             raise struct.error(f"{count} {what} end after the end of the file")
@@ -96,9 +96,9 @@ class _Cursor:
 
     def text(self) -> str:
         end = self.count("bytes of a string", 1) + self.at
-        made = self.data[self.at : end].decode("utf-8", "surrogateescape")
+        text = self.data[self.at : end].decode("utf-8", "surrogateescape")
         self.at = end
-        return made
+        return text
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -116,20 +116,20 @@ class _Cursor:
         if kind in _SCALARS:
             size = struct.calcsize(f"<{_SCALARS[kind]}")
             form = f"<{self.count('items of an array', size)}{_SCALARS[kind]}"
-            made = list(struct.unpack_from(form, self.data, self.at))
+            values = list(struct.unpack_from(form, self.data, self.at))
             self.at += struct.calcsize(form)
-            return made
+            return values
         count = self.count("items of an array", _LEAST_BYTES.get(kind, 1))
         return [self.value(kind, depth) for _ in range(count)]
 
 
 def read_header(path: Path) -> Header:
-    """Raises ModelLoadError: no GGUF file, another version of the format, cut off, tensors of a type that is
-    not known."""
+    """Raises ModelLoadError if it is not a GGUF file, has another version, is truncated, or has tensors of
+    unknown types."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, data)
-    except (OSError, ValueError) as error:  # mmap says ValueError of an empty file
+    except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
         raise ModelLoadError(f"cannot be read: {error}", where=str(path)) from error
     except struct.error as error:
         raise ModelLoadError(
@@ -156,14 +156,14 @@ def _read(path: Path, data: mmap.mmap) -> Header:
         if name in values:
             raise struct.error(f"the key {name[:80]!r} occurs twice")
         values[name] = cursor.value(cursor.take("I"))
-    found = [(cursor.text(), *_shape_kind_offset(cursor)) for _ in range(tensor_count)]
+    entries = [(cursor.text(), *_shape_kind_offset(cursor)) for _ in range(tensor_count)]
     alignment = Fields(values, str(path)).integer("general.alignment", 32)
     start = -(-cursor.at // alignment) * alignment
     tensors = {
-        name: _place(path, name, shape, kind, start + offset, len(data))
-        for name, shape, kind, offset in found
+        name: _info(path, name, shape, kind, start + offset, len(data))
+        for name, shape, kind, offset in entries
     }
-    if len(tensors) < len(found):
+    if len(tensors) < len(entries):
         raise struct.error("two tensors have the same name")
     return Header(path, values, tensors)
 
@@ -172,11 +172,11 @@ def _shape_kind_offset(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
     count = cursor.take("I")
     if count > _DIMENSIONS_AT_MOST:
         raise struct.error(f"a tensor of {count} dimensions")
-    sizes = [cursor.take("Q") for _ in range(count)]  # what lies side by side first
+    sizes = [cursor.take("Q") for _ in range(count)]  # innermost dimension first
     return tuple(reversed(sizes)), cursor.take("I"), cursor.take("Q")
 
 
-def _place(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, size: int) -> TensorInfo:
+def _info(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, size: int) -> TensorInfo:
     kind = KINDS.get(number)
     if kind is None:
         known = ", ".join(one.name for one in KINDS.values())

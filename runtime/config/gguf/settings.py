@@ -1,4 +1,4 @@
-"""A GGUF file's values in the words of a config.json."""
+"""A GGUF file's values as a config.json."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from runtime.config.fields import Fields
 from runtime.config.gguf.header import Header
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""general.architecture -> what its checkpoints are called. Mistral's models are `llama` there."""
+"""general.architecture -> the architecture in config.json. Mistral's models are `llama` there."""
 LLAMA3_POSITIONS, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
-"""Of all models with Llama 3.1's rotary scaling; the factor differs."""
+"""The same for all models with Llama 3.1's rotary scaling; only the factor differs."""
 _ENDS = ("eos", "eot", "eom")
 
 
 def settings(header: Header, factors: Sequence[float]) -> dict[str, Any]:
-    """factors: what the tensor rope_freqs.weight holds; empty: there is none. Raises ModelLoadError."""
+    """factors: the contents of the tensor rope_freqs.weight; empty if there is none. Raises
+    ModelLoadError."""
     fields = header.fields
     name = fields.text("general.architecture")
     if name not in ARCHITECTURES:
@@ -41,7 +42,7 @@ def settings(header: Header, factors: Sequence[float]) -> dict[str, Any]:
             "has no embedding (token_embd.weight)",
             "if the model is split into several files, pass the first one",
         )
-    made: dict[str, Any] = {
+    config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
         "vocab_size": embedding.shape[0],
@@ -66,12 +67,12 @@ def settings(header: Header, factors: Sequence[float]) -> dict[str, Any]:
         for end in _ENDS
         if fields.has(f"tokenizer.ggml.{end}_token_id")
     ]
-    made["eos_token_id"] = list(dict.fromkeys(ends))
+    config["eos_token_id"] = list(dict.fromkeys(ends))
     if fields.has("tokenizer.ggml.bos_token_id"):
-        made["bos_token_id"] = fields.integer("tokenizer.ggml.bos_token_id", minimum=0)
+        config["bos_token_id"] = fields.integer("tokenizer.ggml.bos_token_id", minimum=0)
     if fields.has("general.name"):
-        made["_name_or_path"] = fields.text("general.name")
-    return made
+        config["_name_or_path"] = fields.text("general.name")
+    return config
 
 
 def _scaling(fields: Fields, name: str, factors: Sequence[float]) -> dict[str, Any] | None:
@@ -95,13 +96,13 @@ def _scaling(fields: Fields, name: str, factors: Sequence[float]) -> dict[str, A
 
 
 def _llama3(fields: Fields, factors: Sequence[float], theta: float) -> dict[str, Any]:
-    """Converters write Llama 3.1's scaling as the number that each frequency is divided by: one for those
-    kept, the factor for those stretched."""
+    """Converters store Llama 3.1's scaling as the divisor of each frequency: 1 for those kept, the factor for
+    those stretched."""
     factor = float(max(factors))
-    for place, found in enumerate(factors):
-        turns = LLAMA3_POSITIONS * theta ** (-place / len(factors)) / (2 * math.pi)
+    for index, divisor in enumerate(factors):
+        turns = LLAMA3_POSITIONS * theta ** (-index / len(factors)) / (2 * math.pi)
         keep = min(1.0, max(0.0, (turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)))
-        if not math.isclose(found, 1 / ((1 - keep) / factor + keep), rel_tol=1e-3):
+        if not math.isclose(divisor, 1 / ((1 - keep) / factor + keep), rel_tol=1e-3):
             raise fields.fail("'rope_freqs.weight' is not a known kind of scaling")
     return {
         "rope_type": "llama3",

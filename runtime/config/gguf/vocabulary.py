@@ -1,7 +1,7 @@
-"""A GGUF file's vocabulary in the words of a tokenizer.json and a tokenizer_config.json.
+"""A GGUF file's vocabulary as a tokenizer.json and a tokenizer_config.json.
 
-Two kinds are known: byte-level byte pair encoding ("gpt2": tokens and merges), and SentencePiece's byte pair
-encoding ("llama": tokens and scores, from which the merges follow).
+Two kinds are supported: byte-level byte pair encoding ("gpt2": tokens and merges), and SentencePiece's byte
+pair encoding ("llama": tokens and scores, which determine the merges).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "deepseek-r1-qwen": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-"""tokenizer.ggml.pre -> the patterns that cut a text into words, one after the other."""
+"""tokenizer.ggml.pre -> the patterns that split a text into words, applied in order."""
 _SPACE = "\u2581"
 
 
@@ -72,17 +72,17 @@ def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _config(fields: Fields, tokens: Sequence[str], begins: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": begins}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": begins}
     for short, name in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token")):
         number = fields.values.get(f"tokenizer.ggml.{short}_token_id")
         if type(number) is int and number < len(tokens):
-            made[name] = tokens[number]
+            config[name] = tokens[number]
     padding = fields.values.get("tokenizer.ggml.padding_token_id")
     if type(padding) is int and padding < len(tokens):
-        made["pad_token"] = tokens[padding]
+        config["pad_token"] = tokens[padding]
     if fields.has("tokenizer.chat_template"):
-        made["chat_template"] = fields.text("tokenizer.chat_template")
-    return made
+        config["chat_template"] = fields.text("tokenizer.chat_template")
+    return config
 
 
 def _begins_with(token: str, number: int) -> dict[str, Any]:
@@ -128,11 +128,11 @@ def _byte_level(fields: Fields, tokens: Sequence[str]) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     merges = [line.split(" ", 1) for line in fields.names("tokenizer.ggml.merges")]
     return {
-        # Of Qwen's alone; the others read letters as they are written.
+        # Only Qwen's tokenizers normalise.
         "normalizer": {"type": "NFC"} if SPLITS[kind] == (_QWEN2,) else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, byte_level]},
         "decoder": byte_level,
-        # Llama 3 takes a word that is a token whole, whatever its merges make of it.
+        # Llama 3 uses a token for a whole word if there is one, ignoring the merges.
         "model": _model(tokens, merges, ignore_merges=SPLITS[kind] == (_LLAMA3,)),
     }
 
@@ -171,14 +171,14 @@ def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int])
 
 
 def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the two neighbours that make the token of the highest score. So a token's merges
-    are all its cuts into two tokens, and they come in the order of scores."""
+    """SentencePiece joins the two neighbours that form the token with the highest score. So the merges of a
+    token are all its splits into two tokens, in the order of scores."""
     numbers = {token: number for number, token in enumerate(tokens) if kinds[number] == NORMAL}
-    found: list[tuple[float, int, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, int, str, str]] = []
     for token, number in numbers.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in numbers and right in numbers:
                 key = (-scores[number], number, numbers[left], numbers[right])
-                found.append((*key, left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+                merges.append((*key, left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]

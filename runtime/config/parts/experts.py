@@ -1,7 +1,7 @@
 """Experts: the shape of a mixture of experts, as data, and the names of its tensors. Torch-free.
 
-In some layers the feed-forward is many small ones, the experts. A router gives each token a score for each,
-and the token goes through those of the highest scores only (arXiv 1701.06538).
+In some layers the feed-forward consists of many small ones, the experts. A router scores the experts for each
+token, and the token passes only through those with the highest scores (arXiv 1701.06538).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ GroupScore = Literal["best", "two best"]
 class RouterSpec:
     """How a token's experts are chosen and weighted.
 
-    scores: of the router's logits, over all experts.
+    scores: the function of the router's logits, over all experts.
     chosen: experts per token.
-    renormalise: divide the chosen scores by their sum. After a softmax this is the softmax over the chosen
-        logits alone.
-    floor: is added to that sum.
-    scale: what the weights are multiplied with in the end.
-    groups, groups_chosen: the experts stand in `groups` equal groups one after the other; only those of the
-        `groups_chosen` best are candidates (DeepSeek, arXiv 2405.04434). group_score: what a group counts as.
+    renormalise: divide the chosen scores by their sum. After a softmax this equals the softmax over the
+    chosen logits.
+    floor: added to that sum.
+    scale: a factor of the resulting weights.
+    groups, groups_chosen: the experts form `groups` equal consecutive groups; only those of the best
+    `groups_chosen` groups are candidates (DeepSeek, arXiv 2405.04434). group_score: how a group is scored.
     bias: the logits have a bias.
-    correction: a vector is added to the scores for the choice alone, not to the weights (arXiv 2408.15664).
-    weighs_inputs: weights are multiplied with what an expert is given instead of with what it gives.
+    correction: a vector is added to the scores for the choice only, not for the weights (arXiv 2408.15664).
+    weighs_inputs: multiply the weights with an expert's input instead of its output.
     """
 
     chosen: int
@@ -47,8 +47,8 @@ class RouterSpec:
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """gpt-oss's feed-forward: down((up + 1) * gate * sigmoid(gain * gate)), where the gate is at most `limit`
-    and what is multiplied with it between -limit and limit."""
+    """gpt-oss's feed-forward: down((up + 1) * gate * sigmoid(gain * gate)), with the gate clamped to at most
+    `limit`, and up to between -limit and limit."""
 
     gain: float
     limit: float
@@ -56,12 +56,11 @@ class Clamp:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """layers: one for each layer of the model; whether its feed-forward is experts.
+    """layers: for each layer of the model, whether its feed-forward is experts.
     count: experts in such a layer. width: of one expert's feed-forward.
-    shared_width: of the expert that all tokens go through besides; 0: there is none. shared_gate: what it
-    gives is multiplied with the sigmoid of a product of its own.
-    bias: the projections of experts have biases. clamp: how their activation differs from others'.
-    """
+    shared_width: of the expert that all tokens pass through in addition; 0: none. shared_gate: its output is
+    multiplied with the sigmoid of a product of its own.
+    bias: the experts' projections have biases. clamp: a different activation, see Clamp."""
 
     layers: tuple[bool, ...]
     count: int
@@ -79,12 +78,10 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class StackNames:
-    """Of a layer's experts in one tensor: gate_up [experts, inputs, 2 * width] and down [experts, width,
-    outputs]. With biases at `<name>_bias`; instead of numbers there may be MXFP4 codes, `<name>_blocks`
-    [experts, outputs, inputs / 32, 16] and `<name>_scales` [experts, outputs, inputs / 32].
-
-    alternate: gate and up take turns in gate_up; else the gate's are the first half.
-    """
+    """Names for a layer's experts in one tensor: gate_up [experts, inputs, 2 * width] and down [experts,
+    width, outputs]. Biases are at `<name>_bias`. Instead of numbers there may be MXFP4 codes, `<name>_blocks`
+    [experts, outputs, inputs / 32, 16] and `<name>_scales` [experts, outputs, inputs / 32]. alternate: gate
+    and up alternate in gate_up; else the gate is the first half."""
 
     gate_up: str
     down: str
@@ -94,8 +91,8 @@ class StackNames:
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """Names of tensors; `{layer}` and `{expert}` are numbers. Projections are given without their `.weight`
-    or `.bias`. stack: where the experts of a layer lie in one tensor; gate, up and down then only name them
-    in errors."""
+    or `.bias`. stack: the names if the experts of a layer are in one tensor; gate, up and down are then only
+    used in errors."""
 
     router: str = "model.layers.{layer}.mlp.gate"
     correction: str = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
@@ -110,7 +107,7 @@ class ExpertNames:
 
 
 def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
-    """None where no layer has experts. Raises ModelLoadError where its numbers cannot be."""
+    """None if no layer has experts. Raises ModelLoadError if the numbers are inconsistent."""
     router, count = spec.router, spec.count
     if not spec.layer_count:
         return None
@@ -130,22 +127,21 @@ def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
 
 
 def expert_count(fields: Fields) -> int:
-    """The field's name depends on the family and, in one family, on who wrote the file."""
+    """The field's name depends on the family and, in one family, on the file's author."""
     name = next((one for one in ("num_local_experts", "n_routed_experts") if fields.has(one)), "num_experts")
     return fields.integer(name)
 
 
 def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Qwen's words: decoder_sparse_step (every so many layers one has experts), mlp_only_layers (those that
-    have none)."""
+    """Qwen's fields: decoder_sparse_step (every n-th layer has experts), mlp_only_layers (those without)."""
     step = fields.integer("decoder_sparse_step", 1)
     dense = fields.ids("mlp_only_layers")
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
 
 
 def layers_after(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """DeepSeek's words: first_k_dense_replace (so many layers at the bottom have no experts), moe_layer_freq
-    (of those above, every so many layers one has; always 1)."""
+    """DeepSeek's fields: first_k_dense_replace (this many first layers have no experts), moe_layer_freq (of
+    the others every n-th has; always 1)."""
     if (every := fields.integer("moe_layer_freq", 1)) != 1:
         raise fields.fail(f"'moe_layer_freq' {every} is not supported; known: 1")
     first = fields.integer("first_k_dense_replace", 0, minimum=0)
@@ -156,11 +152,11 @@ _SHARED = "model.layers.{layer}.mlp.shared_experts"
 SHARED_EXPERTS = ExpertNames(
     shared_gate=f"{_SHARED}.gate_proj", shared_up=f"{_SHARED}.up_proj", shared_down=f"{_SHARED}.down_proj"
 )
-"""DeepSeek's names: shared experts lie side by side as one."""
+"""DeepSeek's names: shared experts are stored as one."""
 
 
 def shared_width(fields: Fields) -> int:
-    """DeepSeek's words: n_shared_experts, each as wide as the others."""
+    """DeepSeek's field n_shared_experts; each is as wide as the others."""
     return fields.integer("n_shared_experts", 0, minimum=0) * fields.integer("moe_intermediate_size")
 
 

@@ -1,4 +1,4 @@
-"""ImageOptions: what of pictures an engine takes, as options of EngineConfig."""
+"""ImageOptions: limits for images, as options of EngineConfig."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.protocol.errors import BadRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """Of models that take pictures; others do not look at them."""
+    """For models with images; others ignore them."""
 
     max_images: int = option(16, "maximum number of images in one request")
     max_image_bytes: int = option(20 << 20, "maximum size of one encoded image")

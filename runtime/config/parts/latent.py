@@ -10,13 +10,13 @@ from runtime.config.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are made from
-    one short vector per token, the latent. Beside it a token has one key that the rotary embedding turns, for
-    all heads.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are computed
+    from one short vector per token, the latent. In addition a token has one key with a rotary embedding,
+    shared by all heads.
 
-    rank: length of the latent. turned: of the key that is turned, and of each query head's part for it.
-    plain: of the part of a query head that is not turned. value: of a value head.
-    query_rank: queries too are made from a shorter vector, of this length; None: from the hidden state.
+    rank: length of the latent. turned: of the rotary key, and of each query head's part for it. plain: of the
+    other part of a query head. value: of a value head. query_rank: length of the vector that queries are
+    computed from; None: they are computed from the hidden state.
     """
 
     rank: int
@@ -27,19 +27,19 @@ class LatentSpec:
 
     @property
     def query(self) -> int:
-        """Length of a query head as the checkpoint has it."""
+        """Length of a query head in the checkpoint."""
         return self.plain + self.turned
 
     @property
     def kept(self) -> int:
-        """Numbers that a token's key has in the KV pool: what a query head is multiplied with."""
+        """Numbers per token in the KV pool, the length of the keys that query heads are multiplied with."""
         return self.turned + self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class LatentNames:
-    """Names of tensors; projections are given without their `.weight` or `.bias`. The output projection and
-    the query's without a shorter vector have their usual names."""
+    """Names of tensors; projections are given without their `.weight` or `.bias`. The output projection, and
+    the query's if it has no latent, have their usual names."""
 
     query_down: str = "model.layers.{layer}.self_attn.q_a_proj"
     query_norm: str = "model.layers.{layer}.self_attn.q_a_layernorm.weight"
@@ -66,8 +66,8 @@ def latent_spec(fields: Fields) -> LatentSpec:
 
 
 def latent_scale(fields: Fields, latent: LatentSpec) -> float:
-    """Of products of queries and keys. With a stretched rotary embedding it grows as that embedding's cosines
-    do (arXiv 2309.00071, section 3.4)."""
+    """The factor of scores. With a stretched rotary embedding it grows as that embedding's cosines do (arXiv
+    2309.00071, section 3.4)."""
     scale = 1 / math.sqrt(latent.query)
     rope = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     stretched = rope.text("rope_type", rope.text("type", "default")) != "default"

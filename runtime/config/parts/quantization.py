@@ -1,7 +1,6 @@
 """Quantization: how the matrices of a checkpoint are stored, read from its config.json. Torch-free.
 
-It knows the words of the formats; which tensors they stand for and how numbers come of them is known in
-runtime/layers/quantised.
+It knows the formats' fields; runtime/layers/quantised knows the tensors and how to dequantise them.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from runtime.config.fields import Fields
 from runtime.protocol.errors import BadRequest
 
 ON_LOAD = ("fp8", "w8a8_int8")
-"""What a checkpoint with plain weights can be quantised to while it is loaded."""
+"""Formats to which plain weights can be quantised while they are loaded."""
 FROM_ANY = "w8a8_int8"
-"""What the numbers of quantised checkpoints, too, can be rounded to."""
+"""The format to which quantised checkpoints can be converted, too."""
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
-"""In what keys and values can be kept; auto: what the model is computed in."""
+"""Dtypes of the KV cache; auto: the one that the model is computed in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,10 @@ class Quantization:
     bits          of one code
     group         inputs that share a scale; 0: all of an output
     block         (outputs, inputs) of a rectangle with one scale; None: no rectangles
-    packed        codes lie several to an int32
-    symmetric     the codes' zero is a number's zero
-    ordered       inputs were grouped by their weight ("act-order"), not by their place
-    zeros_less_one   zero points are stored less one, as AutoGPTQ did
-    """
+    packed        several codes per int32
+    symmetric     the code 0 stands for the number 0
+    ordered       inputs were grouped by their weight ("act-order"), not by their position
+    zeros_less_one   zero points are stored minus one, as AutoGPTQ did"""
 
     method: str
     bits: int
@@ -43,7 +41,7 @@ class Quantization:
 
 
 def check_wish(stored: Quantization | None, wished: str | None) -> None:
-    """Raise BadRequest where the checkpoint's matrices cannot be had as is wished (None: as they are)."""
+    """Raise BadRequest if the checkpoint's matrices cannot be loaded as `wished` (None: as they are)."""
     if wished is None or (stored is not None and wished in (stored.method, FROM_ANY)):
         return
     if stored is not None:
@@ -61,15 +59,15 @@ def check_wish(stored: Quantization | None, wished: str | None) -> None:
 
 
 def read_quantization(config: Fields) -> Quantization | None:
-    """Of a config.json; None: its weights are plain numbers. Raises ModelLoadError: a format that is not
-    known, or a kind of it that is not."""
+    """From a config.json; None if its weights are plain. Raises ModelLoadError for an unknown or unsupported
+    format."""
     name = "quantization_config" if config.has("quantization_config") else "compression_config"
     if not config.has(name):
         return None
     fields = config.child(name)
     method = fields.text("quant_method", "")
     if method == "mxfp4":
-        return None  # of experts in one tensor; their numbers are made while they are read: layers/stacked.py
+        return None  # experts in one tensor, which are dequantised while they are read: layers/stacked.py
     if method not in _READERS:
         raise fields.fail(
             f"the quantisation {method!r} is not supported; known: {', '.join(_READERS)}",
@@ -155,14 +153,14 @@ def _gptq(fields: Fields) -> Quantization:
         bits,
         group=_group_size(fields),
         packed=True,
-        symmetric=False,  # zero points are stored even where all are the same
+        symmetric=False,  # zero points are stored even if all are equal
         ordered=fields.flag("desc_act", False),
         zeros_less_one=form == "gptq",
     )
 
 
 def _group_size(fields: Fields) -> int:
-    """-1 stands for all inputs of an output."""
+    """-1 means all inputs of an output."""
     if fields.values.get("group_size", 128) == -1:
         return 0
     return fields.integer("group_size", 128)

@@ -1,4 +1,4 @@
-"""VisionSpec: a vision tower beside a decoder, and what pictures are made into for it: data alone, read from
+"""VisionSpec: a vision tower beside a decoder, and the preprocessing of images for it: only data, read from
 config.json and preprocessor_config.json."""
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ _PIXELS = (56 * 56, 28 * 28 * 1280)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
-    """A tower over patches of one picture, whose squares of merge x merge patches become one token each.
+    """A tower over the patches of one image, in which each square of merge x merge patches becomes one token.
 
     hidden_size, layers, heads, ffn_size  of the tower; out_size: of a token, the decoder's hidden size
-    patch             side of a patch in pixels; frames: of a film that one patch holds, a picture being a
-                      film that stands still
-    window            side in pixels of the squares within which patches attend to one another; 0: to all of
-                      the picture. whole_layers: numbers of the layers where they do so all the same
+    patch             side of a patch in pixels; frames: frames per patch; an image repeats its only frame
+    window            side in pixels of the squares within which patches attend to one another; 0: the whole
+    image. whole_layers: layers without windows
     norm, gated, activation  as of a decoder (Traits, ACTIVATIONS)
-    min_pixels, max_pixels   of a picture once it is resized
-    scale, mean, std  a channel's number x from 0 to 255 becomes (x * scale - mean) / std
-    resample          how it is resized: Pillow's number of a filter
-    image_id          the token that stands where a picture's tokens go
-    around            the tokens before and behind it, where the prompt has no template that writes them
+    min_pixels, max_pixels   of a resized image
+    scale, mean, std  a channel's value x from 0 to 255 becomes (x * scale - mean) / std
+    resample          Pillow's number of the resize filter
+    image_id          the placeholder token of an image's tokens
+    around            the tokens before and after it, if no template writes them
     """
 
     hidden_size: int
@@ -56,16 +55,16 @@ class VisionSpec:
 
     @property
     def step(self) -> int:
-        """Side in pixels of what becomes one token."""
+        """Side in pixels of the square that becomes one token."""
         return self.patch * self.merge
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the tokens of a picture of so many pixels, multiples of `step`."""
+        """Rows and columns of the tokens of an image; height and width are multiples of `step`."""
         return height // self.step, width // self.step
 
     def prepared(self, directory: Path) -> VisionSpec:
-        """As its preprocessor_config.json says, or processor_config.json where that is not there. Raises
-        ModelLoadError for what is not computed."""
+        """With the values of preprocessor_config.json, or processor_config.json if that does not exist.
+        Raises ModelLoadError for unsupported values."""
         one, whole = directory / "preprocessor_config.json", directory / "processor_config.json"
         if one.is_file():
             return _prepared(self, Fields.read(one))
@@ -77,9 +76,9 @@ def _prepared(spec: VisionSpec, fields: Fields) -> VisionSpec:
         if not fields.flag(name, True):
             raise fields.fail(f"{name!r} false is not supported")
     sides = {"patch_size": spec.patch, "merge_size": spec.merge, "temporal_patch_size": spec.frames}
-    for name, wanted in sides.items():
-        if fields.integer(name, wanted) != wanted:
-            raise fields.fail(f"{name!r} is {fields.values[name]}, in config.json it is {wanted}")
+    for name, expected in sides.items():
+        if fields.integer(name, expected) != expected:
+            raise fields.fail(f"{name!r} is {fields.values[name]}, in config.json it is {expected}")
     size = fields.child("size")
     least = fields.integer("min_pixels", size.integer("shortest_edge", spec.min_pixels))
     most = fields.integer("max_pixels", size.integer("longest_edge", spec.max_pixels))
@@ -100,7 +99,7 @@ def _prepared(spec: VisionSpec, fields: Fields) -> VisionSpec:
 
 
 def qwen2_vision(fields: Fields) -> VisionSpec:
-    """Qwen2-VL's tower (arXiv 2409.12191), of the whole configuration."""
+    """Qwen2-VL's tower (arXiv 2409.12191), from the whole configuration."""
     part = _part(fields)
     hidden = part.integer("embed_dim", 1280)
     return replace(
@@ -115,7 +114,7 @@ def qwen2_5_vision(fields: Fields) -> VisionSpec:
     """Qwen2.5-VL's (arXiv 2502.13923): windows, RMSNorm, a gated feed-forward."""
     part = _part(fields)
     hidden = part.integer("hidden_size", 3584)
-    made = replace(
+    spec = replace(
         _common(fields, part, hidden),
         ffn_size=part.integer("intermediate_size", 3420),
         out_size=part.integer("out_hidden_size", 3584),
@@ -125,9 +124,9 @@ def qwen2_5_vision(fields: Fields) -> VisionSpec:
         gated=True,
         activation=part.text("hidden_act", "silu"),
     )
-    if made.window < made.step:
-        raise part.fail(f"'window_size' {made.window} is less than a token's {made.step} pixels")
-    return made
+    if spec.window < spec.step:
+        raise part.fail(f"'window_size' {spec.window} is less than a token's {spec.step} pixels")
+    return spec
 
 
 def _part(fields: Fields) -> Fields:
@@ -141,7 +140,7 @@ def _common(fields: Fields, part: Fields, hidden: int) -> VisionSpec:
     heads = part.integer("num_heads", 16)
     if hidden % heads or hidden // heads % 4:
         raise part.fail(f"{heads} heads do not share {hidden} dimensions in multiples of 4")
-    # Old files call it in_chans; the fields of newer ones are right where both are there.
+    # Old files have in_chans; if both fields exist, the newer one is right.
     if part.integer("in_channels", part.integer("in_chans", CHANNELS)) != CHANNELS:
         raise part.fail("'in_channels' other than 3 is not supported")
     begin, end = fields.ids("vision_start_token_id"), fields.ids("vision_end_token_id")

@@ -1,1 +1,1 @@
-"""Options of what stands in front of engines: the server, its replicas, the router."""
+"""Options of the processes in front of engines: the server, its replicas, the router."""

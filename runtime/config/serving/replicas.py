@@ -1,6 +1,6 @@
-"""ReplicasConfig: whether a server runs here or as replicas on Ray, how many, and what each has.
+"""ReplicasConfig: whether a server runs here or as replicas on Ray, how many, and the resources of each.
 
-It starts nothing and knows no Ray.
+It starts nothing and does not import Ray.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class ReplicasConfig:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ReplicasConfig:
-        """The config with these options. Raises BadRequest: an unknown name (lists the known ones), a value
-        of the wrong type or out of range."""
+        """The config with these options. Raises BadRequest for an unknown name (listing the known ones), or a
+        value of the wrong type or out of range."""
         return read(cls, options, "replicas").verify()
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Of the servers of each replica."""
+        """The roles of the servers of each replica."""
         return ("prefill", "decode") if self.pairs else ("worker",)
 
     @property
     def most(self) -> int:
-        """Replicas, at most."""
+        """The maximum number of replicas."""
         return self.replicas if self.max_replicas is None else self.max_replicas
 
     def verify(self) -> ReplicasConfig:

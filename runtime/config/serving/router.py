@@ -1,6 +1,7 @@
-"""RouterConfig: every option of the router: its workers, how it chooses among them, and when it gives one up.
+"""RouterConfig: every option of the router: its workers, how it chooses among them, and when a worker counts
+as failed.
 
-What it shares with the server (address, key, limits) it takes from there. It opens no sockets.
+Options that it shares with the server (address, key, limits) come from there. It opens no sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _OF_SERVER = {one.name: one for one in fields(ServerConfig)}
 
 
 def same(name: str) -> Any:
-    """The server's option of that name."""
+    """The server's option of the same name."""
     one = _OF_SERVER[name]
     return field(default=one.default, repr=one.repr, metadata=dict(one.metadata))
 
@@ -108,13 +109,13 @@ class RouterConfig:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RouterConfig:
-        """The config with these options. Raises BadRequest: an unknown name (lists the known ones), a value
-        of the wrong type or out of range."""
+        """The config with these options. Raises BadRequest for an unknown name (listing the known ones), or a
+        value of the wrong type or out of range."""
         return read(cls, options, "router").verify()
 
     @property
     def server(self) -> ServerConfig:
-        """What its HTTP server takes of it."""
+        """The options for its HTTP server."""
         return hand(ServerConfig, self)
 
     def verify(self) -> RouterConfig:

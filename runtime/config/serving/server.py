@@ -1,6 +1,6 @@
-"""ServerConfig: every option of the server that is not the engine's: address, key, limits, processes.
+"""ServerConfig: every option of the server that is not the engine's: address, keys, limits, processes.
 
-It opens no sockets and knows no HTTP beyond the words.
+It opens no sockets and knows no HTTP beyond the names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.protocol.errors import BadRequest
 
 
 def check_network(text: str) -> None:
-    """Raise BadRequest unless it is an address, a network or `*`."""
+    """Raise BadRequest unless `text` is an address, a network or `*`."""
     try:
         if text != "*":
             ipaddress.ip_network(text)
@@ -28,7 +28,7 @@ def check_network(text: str) -> None:
 
 
 LEAST_HEARTBEAT_S = 2.0
-"""Several heartbeats, which come twice a second."""
+"""Several heartbeats; they are sent twice a second."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -235,13 +235,13 @@ class ServerConfig:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ServerConfig:
-        """The config with these options. Raises BadRequest: an unknown name (lists the known ones), a value
-        of the wrong type or out of range."""
+        """The config with these options. Raises BadRequest for an unknown name (listing the known ones), or a
+        value of the wrong type or out of range."""
         return read(cls, options, "server").verify()
 
     @classmethod
     def help_texts(cls) -> dict[str, str]:
-        """Option -> what it is for."""
+        """Option -> its help text."""
         return {one.name: help_of(one) for one in options_of(cls)}
 
     @property
@@ -252,7 +252,7 @@ class ServerConfig:
 
     @property
     def any_model_name(self) -> bool:
-        """Whether clients may call the model what they like."""
+        """Whether clients may use any model name."""
         return "*" in (name.strip() for name in (self.served_model_name or "").split(","))
 
     def verify(self) -> ServerConfig:
