@@ -1,4 +1,4 @@
-"""Tool servers: where a model's calls of tools are run. Knows no model and no request."""
+"""Tool servers, which execute a model's tool calls. Knows no model and no request."""
 
 from runtime.tools.demo import DemoToolServer
 from runtime.tools.mcp_server import MCPToolServer

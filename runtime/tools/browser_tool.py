@@ -20,9 +20,9 @@ MOST_QUERY = 1000
 
 
 def _tool(
-    name: str, description: str, required: str | None = None, **words: tuple[str | list[str], str]
+    name: str, description: str, required: str | None = None, **parameters: tuple[str | list[str], str]
 ) -> Tool:
-    properties = {word: {"type": kind, "description": told} for word, (kind, told) in words.items()}
+    properties = {word: {"type": kind, "description": text} for word, (kind, text) in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": [required] if required else []}
     return Tool(name, schema, description)
 
@@ -46,16 +46,16 @@ TOOLS = (
 
 @dataclass(frozen=True)
 class _Page:
-    """links: where the numbers on it lead."""
+    """links: the documents that the numbers on it refer to."""
 
     title: str
-    place: str
+    location: str
     lines: tuple[str, ...]
     links: tuple[str, ...] = ()
 
 
 class _Wrong(Exception):
-    """A call that cannot be done; the message is for the model."""
+    """An invalid call; the message is for the model."""
 
 
 class BrowserTool:
@@ -71,7 +71,7 @@ class BrowserTool:
 
 
 class BrowserSession:
-    """Its pages, numbered as they were shown; the newest MOST_PAGES can be gone back to."""
+    """The pages are numbered in the order in which they were shown; the newest MOST_PAGES are kept."""
 
     def __init__(self, documents: Documents, timeout_s: float) -> None:
         self._documents, self._timeout_s = documents, timeout_s
@@ -101,8 +101,8 @@ class BrowserSession:
             return f"nothing was found for {query!r}"
         lines: list[str] = []
         for number, hit in enumerate(hits):
-            lines += [f"[{number}] {hit.title} ({hit.place})", f"    {hit.snippet}"]
-        page = _Page(f"Results for {query!r}", "search", tuple(lines), tuple(hit.place for hit in hits))
+            lines += [f"[{number}] {hit.title} ({hit.location})", f"    {hit.snippet}"]
+        page = _Page(f"Results for {query!r}", "search", tuple(lines), tuple(hit.location for hit in hits))
         return self._show(page, 0, len(lines))
 
     async def _open(self, arguments: Mapping[str, Any]) -> str:
@@ -110,22 +110,22 @@ class BrowserSession:
         if identity in (None, "", -1):
             page = self._page(arguments)
         else:
-            found = await self._documents.read(self._place(identity, arguments))
+            document = await self._documents.read(self._location(identity, arguments))
             lines = [
-                piece for line in found.text.splitlines() for piece in textwrap.wrap(line, WIDTH) or [""]
+                piece for line in document.text.splitlines() for piece in textwrap.wrap(line, WIDTH) or [""]
             ]
-            page = _Page(found.title, found.place, tuple(lines))
+            page = _Page(document.title, document.location, tuple(lines))
         first = _number(arguments, "loc", 0, 0, max(0, len(page.lines) - 1))
         return self._show(page, first, _number(arguments, "num_lines", LINES, 1, MOST_LINES))
 
     async def _find(self, arguments: Mapping[str, Any]) -> str:
         pattern, page = _text(arguments, "pattern"), self._page(arguments)
-        wanted = pattern.casefold()
-        found = [f"L{at}: {line}" for at, line in enumerate(page.lines) if wanted in line.casefold()]
-        if not found:
+        folded = pattern.casefold()
+        matches = [f"L{at}: {line}" for at, line in enumerate(page.lines) if folded in line.casefold()]
+        if not matches:
             return f"{pattern!r} is not on the page {page.title!r}"
-        more = f"\n[{len(found) - LINES} more]" if len(found) > LINES else ""
-        return f"{page.title} ({page.place})\n" + "\n".join(found[:LINES]) + more
+        more = f"\n[{len(matches) - LINES} more]" if len(matches) > LINES else ""
+        return f"{page.title} ({page.location})\n" + "\n".join(matches[:LINES]) + more
 
     def _show(self, page: _Page, first: int, count: int) -> str:
         self._pages[self._shown] = page
@@ -133,7 +133,7 @@ class BrowserSession:
         self._pages.pop(number - MOST_PAGES, None)
         lines = page.lines[first : first + count]
         part = f"lines {first} to {first + len(lines) - 1} of {len(page.lines)}" if lines else "empty"
-        head = f"[{number}] {page.title} ({page.place}), {part}"
+        head = f"[{number}] {page.title} ({page.location}), {part}"
         return "\n".join([head, *lines])
 
     def _page(self, arguments: Mapping[str, Any]) -> _Page:
@@ -145,16 +145,18 @@ class BrowserSession:
             raise _Wrong(f"page {number} was closed long ago")
         return page
 
-    def _place(self, identity: Any, arguments: Mapping[str, Any]) -> str:
-        """Where the document is. Only those that were found are opened by place."""
-        found = {place for page in self._pages.values() for place in (*page.links, page.place)} - {"search"}
+    def _location(self, identity: Any, arguments: Mapping[str, Any]) -> str:
+        """The location of a document. A location can only be opened if a search has found it."""
+        known = {location for page in self._pages.values() for location in (*page.links, page.location)} - {
+            "search"
+        }
         if isinstance(identity, str) and not identity.isdecimal():
-            if identity not in found:
+            if identity not in known:
                 raise _Wrong(f"{identity!r} is not among the documents found so far; search for it first")
             return identity
         links = self._page(arguments).links
         if not links and arguments.get("cursor") in (None, -1):
-            # After a document was opened, numbers still are those of the last search.
+            # After a document was opened, numbers still refer to the last search.
             links = next((page.links for page in reversed(self._pages.values()) if page.links), ())
         number = _number({"id": identity}, "id", 0, 0, None)
         if number >= len(links):
@@ -170,7 +172,7 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
 
 
 def _number(arguments: Mapping[str, Any], name: str, otherwise: int, least: int, most: int | None) -> int:
-    """A whole number, brought into its range. Models write them as texts too."""
+    """A whole number, clamped to its range. Models write numbers as strings too."""
     value = arguments.get(name)
     if value is None:
         return otherwise

@@ -1,4 +1,4 @@
-"""DemoToolServer: tools that come with the runtime: Python, and a browser where there is what to read."""
+"""DemoToolServer: tools that come with the runtime: Python, and a browser if there are documents."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from runtime.tools.tool_server import ToolNamespace, ToolServer, ToolServerError
 
 
 class DemoToolServer(ToolServer):
-    """documents: what the browser reads, a folder or a search URL with {query}; without, there is none.
-    timeout_s: of each call. Raises BadRequest."""
+    """documents: for the browser, a folder or a search URL with {query}; None: no browser. timeout_s: of each
+    call. Raises BadRequest."""
 
     def __init__(self, documents: str | None = None, timeout_s: float = 30.0) -> None:
         tools: list[PythonTool | BrowserTool] = [PythonTool(PythonLimits(seconds=timeout_s))]
@@ -27,11 +27,11 @@ class DemoToolServer(ToolServer):
         return name in self._tools
 
     def get_tool_description(self, name: str) -> ToolNamespace | None:
-        found = self._tools.get(name)
-        return None if found is None else found.namespace
+        tool = self._tools.get(name)
+        return None if tool is None else tool.namespace
 
     def get_tool_session(self, name: str) -> AbstractAsyncContextManager[ToolSession]:
-        found = self._tools.get(name)
-        if found is None:
+        tool = self._tools.get(name)
+        if tool is None:
             raise ToolServerError(f"there is no tool {name!r}; known: {', '.join(self._tools)}")
-        return found.session()
+        return tool.session()

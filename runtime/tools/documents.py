@@ -1,7 +1,5 @@
-"""Documents: what a browser tool looks through: a folder of files, or a search engine and the pages it finds.
-
-Ranking of files is BM25 (https://en.wikipedia.org/wiki/Okapi_BM25).
-"""
+"""Documents that a browser tool searches: a folder of files, or a search engine and the pages it finds. Files
+are ranked by BM25 (https://en.wikipedia.org/wiki/Okapi_BM25)."""
 
 from __future__ import annotations
 
@@ -25,9 +23,9 @@ from runtime.tools.fetch import NotFetched, fetch
 SUFFIXES = (".txt", ".md", ".rst", ".html", ".htm")
 MOST_FILES = 20_000
 MOST_BYTES = 4 << 20
-"""Of a document; the rest is left out."""
+"""Size of a document; the rest is ignored."""
 TIMEOUT_S = 20.0
-"""That a search or a page may take."""
+"""Limit of a search, or of fetching a page."""
 SNIPPET = 240
 _WIDE = "\u3040-\u30ff\u4e00-\u9fff"  # written without spaces: each character is a word
 _WORD = re.compile(rf"[{_WIDE}]|[^\W{_WIDE}]+")
@@ -35,31 +33,31 @@ _STEEPNESS, _LENGTH = 1.5, 0.75
 
 
 class NotReadable(Exception):
-    """A document, or a search, that cannot be had; the message says why, for the model to read."""
+    """A document or search that failed; the message tells the model why."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """place: the path in the folder, or the URL."""
+    """location: the path in the folder, or the URL."""
 
-    place: str
+    location: str
     title: str
     text: str
 
 
 @dataclass(frozen=True)
 class Hit:
-    place: str
+    location: str
     title: str
     snippet: str
 
 
 class Documents(Protocol):
-    """Both raise NotReadable."""
+    """Both methods raise NotReadable."""
 
     async def search(self, query: str, most: int) -> list[Hit]: ...
 
-    async def read(self, place: str) -> Document: ...
+    async def read(self, location: str) -> Document: ...
 
 
 def documents_of(source: str) -> Documents:
@@ -70,7 +68,7 @@ def documents_of(source: str) -> Documents:
 
 
 class Folder:
-    """Text, Markdown and HTML files of a folder, read with the first search. Raises BadRequest."""
+    """Text, Markdown and HTML files of a folder, read at the first search. Raises BadRequest."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().resolve()
@@ -80,17 +78,17 @@ class Folder:
     async def search(self, query: str, most: int) -> list[Hit]:
         return await asyncio.to_thread(self._search, query, most)
 
-    async def read(self, place: str) -> Document:
+    async def read(self, location: str) -> Document:
         index = await asyncio.to_thread(lambda: self._index)
         try:
-            return index.documents[place]
+            return index.documents[location]
         except KeyError:
-            raise NotReadable(f"there is no document {place!r}") from None
+            raise NotReadable(f"there is no document {location!r}") from None
 
     def _search(self, query: str, most: int) -> list[Hit]:
-        words = set(words_of(query))
-        found = self._index.ranked(words)[:most]
-        return [Hit(one.place, one.title, _snippet(one.text, words)) for one in found]
+        terms = set(words_of(query))
+        documents = self._index.ranked(terms)[:most]
+        return [Hit(one.location, one.title, _snippet(one.text, terms)) for one in documents]
 
     @cached_property
     def _index(self) -> _Index:
@@ -101,8 +99,8 @@ class Folder:
                 continue
             with path.open("rb") as file:
                 text = file.read(MOST_BYTES).decode("utf-8", "replace")
-            place = path.relative_to(self._root).as_posix()
-            documents[place] = document(place, text, path.suffix.lower() in (".html", ".htm"))
+            location = path.relative_to(self._root).as_posix()
+            documents[location] = document(location, text, path.suffix.lower() in (".html", ".htm"))
             if len(documents) == MOST_FILES:
                 break
         return _Index(documents)
@@ -112,33 +110,33 @@ class _Index:
     def __init__(self, documents: dict[str, Document]) -> None:
         self.documents = documents
         self._counts = {
-            place: Counter(words_of(f"{one.place} {one.title}\n{one.text}"))
-            for place, one in documents.items()
+            location: Counter(words_of(f"{one.location} {one.title}\n{one.text}"))
+            for location, one in documents.items()
         }
-        self._sizes = {place: sum(count.values()) for place, count in self._counts.items()}
+        self._sizes = {location: sum(count.values()) for location, count in self._counts.items()}
         self._mean = sum(self._sizes.values()) / max(1, len(documents)) or 1.0
         self._spread = Counter(word for count in self._counts.values() for word in count)
 
-    def ranked(self, words: set[str]) -> list[Document]:
-        """Those that have any of the words, the best first."""
-        scores = {place: self._score(place, words) for place in self.documents}
-        best = sorted((place for place in scores if scores[place] > 0), key=lambda one: -scores[one])
-        return [self.documents[place] for place in best]
+    def ranked(self, terms: set[str]) -> list[Document]:
+        """Documents that contain any of the terms, best first."""
+        scores = {location: self._score(location, terms) for location in self.documents}
+        best = sorted((location for location in scores if scores[location] > 0), key=lambda one: -scores[one])
+        return [self.documents[location] for location in best]
 
-    def _score(self, place: str, words: set[str]) -> float:
-        counts, total = self._counts[place], len(self.documents)
-        long = 1 - _LENGTH + _LENGTH * self._sizes[place] / self._mean
+    def _score(self, location: str, terms: set[str]) -> float:
+        counts, total = self._counts[location], len(self.documents)
+        long = 1 - _LENGTH + _LENGTH * self._sizes[location] / self._mean
         score = 0.0
-        for word in words & counts.keys():
+        for word in terms & counts.keys():
             rare = math.log(1 + (total - self._spread[word] + 0.5) / (self._spread[word] + 0.5))
             score += rare * counts[word] * (_STEEPNESS + 1) / (counts[word] + _STEEPNESS * long)
         return score
 
 
 class SearchEngine:
-    """`template`: a URL with {query}, which answers {"results": [{"url", "title", "content"}]}, as SearXNG
-    does with format=json. Pages are fetched from the engine's own host and from public addresses, never from
-    others: what is found is not trusted. Raises BadRequest."""
+    """`template`: a URL with {query} that answers {"results": [{"url", "title", "content"}]}, as SearXNG does
+    with format=json. Pages are fetched only from the engine's own host and from public addresses: the results
+    are not trusted. Raises BadRequest."""
 
     def __init__(self, template: str) -> None:
         try:
@@ -160,27 +158,27 @@ class SearchEngine:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotReadable(f"the search engine's answer is not what it should be: {error}") from error
 
-    async def read(self, place: str) -> Document:
-        body, kind = await self._get(place)
+    async def read(self, location: str) -> Document:
+        body, kind = await self._get(location)
         if not kind.startswith("text/") and "json" not in kind and "xml" not in kind:
-            raise NotReadable(f"{place} is no text but {kind or 'of an unknown kind'}")
-        return document(place, body.decode("utf-8", "replace"), "html" in kind)
+            raise NotReadable(f"{location} is no text but {kind or 'of an unknown kind'}")
+        return document(location, body.decode("utf-8", "replace"), "html" in kind)
 
     async def _get(self, url: str) -> tuple[bytes, str]:
         """The body, and its content type."""
         try:
-            found = await fetch(
+            response = await fetch(
                 url,
                 accept="text/*, application/json, */*;q=0.5",
                 most_bytes=MOST_BYTES,
                 timeout_s=TIMEOUT_S,
-                trusts=lambda place: _server(place) == self._own,
+                trusts=lambda address: _server(address) == self._own,
             )
         except NotFetched as error:
             raise NotReadable(f"{url[:200]!r} {error}") from error
-        if not 200 <= found.status < 300:
-            raise NotReadable(f"{url[:200]!r} was answered with status {found.status}")
-        return found.body, found.kind
+        if not 200 <= response.status < 300:
+            raise NotReadable(f"{url[:200]!r} was answered with status {response.status}")
+        return response.body, response.kind
 
 
 def _server(url: httpx.URL) -> tuple[str, str, int | None]:
@@ -191,7 +189,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def document(place: str, text: str, is_html: bool) -> Document:
+def document(location: str, text: str, is_html: bool) -> Document:
     if is_html:
         page = _Page()
         page.feed(text)
@@ -199,12 +197,12 @@ def document(place: str, text: str, is_html: bool) -> Document:
         title, text = " ".join("".join(page.title).split()), page.plain()
     else:
         title = next((line.strip("#= \t") for line in text.splitlines() if line.strip("#= \t")), "")
-    return Document(place, title[:120] or place, text)
+    return Document(location, title[:120] or location, text)
 
 
-def _snippet(text: str, words: set[str]) -> str:
-    """The line that has most of the words."""
-    best = max(text.splitlines(), key=lambda line: len(words & set(words_of(line))), default="")
+def _snippet(text: str, terms: set[str]) -> str:
+    """The line with the most terms."""
+    best = max(text.splitlines(), key=lambda line: len(terms & set(words_of(line))), default="")
     return " ".join(best.split())[:SNIPPET]
 
 

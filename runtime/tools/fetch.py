@@ -1,9 +1,9 @@
-"""Fetching a URL that somebody else chose: a picture of a request, a page that a search found.
+"""Fetches untrusted URLs: an image of a request, a page that a search found.
 
-A URL is a stranger's word, and this process may reach what the stranger may not. So a host is resolved once
-per request, redirects included; only public addresses are connected to, unless the caller trusts the host;
-and the address that was checked is the one that is connected to, so that a name cannot change its meaning in
-between (DNS rebinding). Proxies of the environment are not used: they would resolve the name again.
+This process may reach hosts that the URL's author may not. So a host is resolved once per request, redirects
+included; only public addresses are connected to, unless the caller trusts the host; and the connection uses
+the address that was checked, so that a name cannot change its meaning in between (DNS rebinding). Proxies of
+the environment are not used: they would resolve the name again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import httpx
 MOST_REDIRECTS = 4
 CONNECT_S = 5.0
 _EMBEDDED = (
-    # (prefix, bits below the IPv4 address inside). Whoever connects there reaches the inner address.
+    # (prefix, bits below the embedded IPv4 address). Connecting there reaches the embedded address.
     (ipaddress.IPv6Network("::/96"), 0),  # IPv4-compatible
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (ipaddress.IPv6Network("::ffff:0:0:0/96"), 0),  # IPv4-translated
@@ -36,12 +36,12 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 
 class NotFetched(Exception):
-    """Why, as the rest of a sentence that begins with what was to be fetched; it names no address."""
+    """The reason, as the end of a sentence that begins with the URL; it names no address."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """body: at most as many bytes as were wanted; is_cut: there are more. kind: the content type."""
+    """body: at most `most_bytes` bytes; is_cut: there are more. kind: the content type."""
 
     status: int
     kind: str
@@ -50,8 +50,8 @@ class Fetched:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address, as text, is anybody's to reach. Of one with an IPv4 address inside (mapped,
-    6to4, NAT64, ISATAP, ...) that one must be public. Raises ValueError."""
+    """Whether an IP address, as text, is public. An address with an embedded IPv4 address (mapped, 6to4,
+    NAT64, ISATAP, ...) is public if that one is. Raises ValueError."""
     one = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(one, IPv6Address):
         number = int(one)
@@ -68,8 +68,8 @@ def is_public(address: str) -> bool:
 async def fetch(
     url: str, *, accept: str, most_bytes: int, timeout_s: float, trusts: Callable[[httpx.URL], bool]
 ) -> Fetched:
-    """GET `url` within `timeout_s`, redirects included. trusts: called for every URL on the way, whether its
-    host may have an address that is not public; what it raises is passed on. Raises NotFetched."""
+    """GET `url` within `timeout_s`, redirects included. trusts: called for every URL on the way; returns
+    whether its host may have an address that is not public, and may raise. Raises NotFetched."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _follow(url, accept, most_bytes, trusts)
@@ -80,8 +80,8 @@ async def fetch(
 
 
 async def _follow(url: str, accept: str, most_bytes: int, trusts: Callable[[httpx.URL], bool]) -> Fetched:
-    headers = {"accept": accept, "accept-encoding": "identity"}  # no small answer becomes a large one
-    limits = httpx.Timeout(None, connect=CONNECT_S)  # of the whole there is one already
+    headers = {"accept": accept, "accept-encoding": "identity"}  # no decompression bombs
+    limits = httpx.Timeout(None, connect=CONNECT_S)  # fetch() limits the whole
     async with httpx.AsyncClient(transport=_Checked(trusts), trust_env=False, timeout=limits) as client:
         request = client.build_request(
             "GET", httpx.URL(url).copy_with(username="", password=""), headers=headers
@@ -110,11 +110,11 @@ async def _read(response: httpx.Response, most_bytes: int) -> Fetched:
 
 
 class _Checked(httpx.AsyncBaseTransport):
-    """Connects to the addresses that it looked at, as the host that was named."""
+    """Connects to the addresses that were checked, with the host name of the URL."""
 
     def __init__(self, trusts: Callable[[httpx.URL], bool]) -> None:
         self._trusts = trusts
-        # A connection is one host's alone: two that share an address may have different certificates.
+        # A connection serves one host only: two hosts at one address may have different certificates.
         alone = httpx.Limits(max_keepalive_connections=0)
         self._plain = httpx.AsyncHTTPTransport(verify=_certificates(), limits=alone)
 
@@ -137,7 +137,7 @@ class _Checked(httpx.AsyncBaseTransport):
         pinned = httpx.Request(
             request.method,
             request.url.copy_with(host=address),
-            headers=request.headers,  # with the host that was named
+            headers=request.headers,  # with the URL's host
             extensions={**request.extensions, "sni_hostname": name},
         )
         return await self._plain.handle_async_request(pinned)
@@ -147,12 +147,12 @@ class _Checked(httpx.AsyncBaseTransport):
 
 
 async def _addresses(name: str, port: int, is_trusted: bool) -> list[str]:
-    """Of the host, in the order in which to try them. Raises NotFetched."""
+    """The addresses of the host, in the order to try them. Raises NotFetched."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        infos = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise NotFetched("has a host that cannot be resolved") from None
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+    addresses = list(dict.fromkeys(str(one[4][0]) for one in infos))
     if not is_trusted and not all(map(is_public, addresses)):
         raise NotFetched("has a host without a public address")
     return addresses
@@ -160,5 +160,5 @@ async def _addresses(name: str, port: int, is_trusted: bool) -> list[str]:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Reading them takes long."""
+    """Cached because loading them is slow."""
     return httpx.create_ssl_context()

@@ -1,7 +1,5 @@
-"""MCPToolServer: tools of servers that speak the Model Context Protocol, on its official SDK.
-
-Source: https://modelcontextprotocol.io/specification
-"""
+"""MCPToolServer: tools of servers that speak the Model Context Protocol, with its official SDK. Source:
+https://modelcontextprotocol.io/specification"""
 
 from __future__ import annotations
 
@@ -35,16 +33,16 @@ _SDK: Registry[Any] = Registry(
     extras=dict.fromkeys(("client", "stdio", "sse", "text", "error", "closed"), "mcp"),
 )
 _Calls: TypeAlias = "asyncio.Queue[tuple[str, Mapping[str, Any], asyncio.Future[ToolResult]] | None]"
-"""Name, arguments, and where the result goes; None: there are no more."""
+"""Name, arguments, and the future for the result; None: no more calls."""
 MOST_TOOLS = 1000
 LONGEST_RESULT = 1 << 20
-"""Characters of a tool's result that are kept."""
+"""Characters kept of a tool's result."""
 
 
 @dataclass(frozen=True)
 class McpAddress:
-    """Where an MCP server is: "host:port" and "http://.../sse" (SSE), any other URL (streamable HTTP), or
-    "stdio:command arguments", which is started for each session."""
+    """The address of an MCP server: "host:port" and "http://.../sse" (SSE), any other URL (streamable HTTP),
+    or "stdio:command arguments", which is started for each session."""
 
     text: str
 
@@ -57,7 +55,7 @@ class McpAddress:
             raise BadRequest(f"{self.text!r} is no address of a tool server", where="tool_server")
 
     def transport(self, timeout_s: float) -> Any:
-        """What the SDK's client takes."""
+        """A transport for the SDK's client."""
         if self.text.startswith("stdio:"):
             command, *arguments = shlex.split(self.text[6:])
             return _SDK.load("stdio")(command=command, args=arguments)
@@ -68,18 +66,16 @@ class McpAddress:
 
 
 class MCPToolServer(ToolServer):
-    """Each server is a namespace, called as the server calls itself. Two of one name: the first is kept.
-
-    connect_timeout_s: to connect and to list the tools; call_timeout_s: for each call.
-    """
+    """Each server is a namespace with the server's own name. If two have the same name, the first is kept.
+    connect_timeout_s: to connect and list the tools; call_timeout_s: for each call."""
 
     def __init__(self, connect_timeout_s: float = 30.0, call_timeout_s: float = 60.0) -> None:
         self._connect_s, self._call_s = connect_timeout_s, call_timeout_s
         self._namespaces: dict[str, tuple[ToolNamespace, McpAddress]] = {}
 
     async def add_tool_server(self, addresses: str) -> None:
-        """Addresses separated by commas (see McpAddress). Each server is asked for its tools. Raises
-        ToolServerError for one that does not answer, BadRequest for what is no address."""
+        """Add servers, by addresses separated by commas (see McpAddress), and list their tools. Raises
+        ToolServerError if one does not answer, BadRequest for an invalid address."""
         for text in filter(None, (one.strip() for one in addresses.split(","))):
             await self._add(McpAddress(text))
 
@@ -107,15 +103,15 @@ class MCPToolServer(ToolServer):
         return name in self._namespaces
 
     def get_tool_description(self, name: str) -> ToolNamespace | None:
-        found = self._namespaces.get(name)
-        return None if found is None else found[0]
+        entry = self._namespaces.get(name)
+        return None if entry is None else entry[0]
 
     def get_tool_session(self, name: str) -> AbstractAsyncContextManager[ToolSession]:
-        found = self._namespaces.get(name)
-        if found is None:
+        entry = self._namespaces.get(name)
+        if entry is None:
             known = ", ".join(self._namespaces) or "none"
             raise ToolServerError(f"there is no tool server {name!r}; known: {known}")
-        return self._session(found[1])
+        return self._session(entry[1])
 
     @asynccontextmanager
     async def _session(self, address: McpAddress) -> AsyncGenerator[ToolSession, None]:
@@ -127,7 +123,7 @@ class MCPToolServer(ToolServer):
 
 
 class _McpSession:
-    """Connects with the first call, and anew after a connection broke.
+    """Connects at the first call, and reconnects after a connection broke.
 
     The SDK's connections must be opened and closed by one task, so each lives in a task of its own.
     """
@@ -142,24 +138,24 @@ class _McpSession:
         if self._broken:
             await self.close()
         if self._task is None or self._task.done():
-            # A queue of its own: what an earlier connection left is not called again.
+            # A new queue: calls that an earlier connection left are not repeated.
             self._broken, self._calls = False, asyncio.Queue()
             self._task = asyncio.create_task(self._serve(self._calls), name="sglang-dsl-mcp")
         task = self._task
         answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((name, arguments, answer))
-        # The task ends without an answer where it is cancelled, or broke in the SDK.
+        # The task ends without an answer if it is cancelled, or the SDK failed.
         either: set[asyncio.Future[Any]] = {answer, task}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            task.cancel()  # nobody waits for the call any more
+            task.cancel()  # no caller waits any more
             raise
         if answer.done():
             return answer.result()
         failed = None if task.cancelled() else task.exception()
         return ToolResult(
-            f"the connection to the tool server {self._address.text} broke: {_told(failed)}", True
+            f"the connection to the tool server {self._address.text} broke: {_one_line(failed)}", True
         )
 
     async def close(self) -> None:
@@ -173,7 +169,7 @@ class _McpSession:
         self._task = None
 
     async def _serve(self, calls: _Calls) -> None:
-        """Answer calls until there is no more, or the connection breaks."""
+        """Answer calls until there are no more, or the connection breaks."""
         try:
             async with _connected(self._address, self._connect_s) as client:
                 while (item := await calls.get()) is not None:
@@ -191,31 +187,31 @@ class _McpSession:
                     item[2].set_result(ToolResult(str(error), True))
 
     async def _answer(self, client: Any, name: str, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
-        """The result, and whether the connection is of no more use."""
+        """The result, and whether the connection is broken."""
         try:
             async with asyncio.timeout(self._call_s):
-                found = await client.call_tool(name, dict(arguments))
+                result = await client.call_tool(name, dict(arguments))
         except TimeoutError:
             return ToolResult(f"the tool {name!r} did not answer within {self._call_s:g} s", True), True
-        except Exception as error:  # noqa: BLE001 - whatever the SDK raises is told to the model
-            # An error that the server answered leaves the connection as it was.
+        except Exception as error:  # noqa: BLE001 - any error of the SDK is the call's result
+            # An error response of the server does not break the connection.
             fault: Any = error
             broken = not isinstance(error, _SDK.load("error")) or fault.code == _SDK.load("closed")
-            return ToolResult(f"the tool {name!r} failed: {_told(error)}", True), broken
-        text = "\n".join(_shown(block) for block in found.content)
-        if not text and found.structured_content is not None:
-            text = str(found.structured_content)
+            return ToolResult(f"the tool {name!r} failed: {_one_line(error)}", True), broken
+        text = "\n".join(_shown(block) for block in result.content)
+        if not text and result.structured_content is not None:
+            text = str(result.structured_content)
         if len(text) > LONGEST_RESULT:
             text = f"{text[:LONGEST_RESULT]}\n[cut: {len(text)} characters]"
-        return ToolResult(text, bool(found.is_error), found.structured_content), False
+        return ToolResult(text, bool(result.is_error), result.structured_content), False
 
 
 def _shown(block: Any) -> str:
     return str(block.text) if isinstance(block, _SDK.load("text")) else f"[{block.type}]"
 
 
-def _told(error: BaseException | None) -> str:
-    """In one line; of a group, its first."""
+def _one_line(error: BaseException | None) -> str:
+    """The error in one line; for a group, its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".splitlines()[0][:300] if error is not None else "it was closed"
@@ -223,7 +219,7 @@ def _told(error: BaseException | None) -> str:
 
 @asynccontextmanager
 async def _in_time(address: McpAddress, seconds: float, to: str) -> AsyncGenerator[None, None]:
-    """Raises ToolServerError where it takes longer, or fails."""
+    """Raises ToolServerError if it takes longer, or fails."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -232,7 +228,7 @@ async def _in_time(address: McpAddress, seconds: float, to: str) -> AsyncGenerat
     except ToolServerError:
         raise
     except Exception as error:
-        raise ToolServerError(f"the tool server {address.text} did not {to}: {_told(error)}") from error
+        raise ToolServerError(f"the tool server {address.text} did not {to}: {_one_line(error)}") from error
 
 
 @asynccontextmanager
@@ -246,8 +242,8 @@ async def _connected(address: McpAddress, seconds: float) -> AsyncGenerator[Any,
     finally:
         try:
             await client.__aexit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - it is given up; what it answered is known
-            log.info("closing the connection to %s: %s", address.text, _told(error))
+        except Exception as error:  # noqa: BLE001 - the connection is closed; its answers are known
+            log.info("closing the connection to %s: %s", address.text, _one_line(error))
 
 
 async def _described(address: McpAddress, client: Any) -> ToolNamespace:
@@ -256,8 +252,8 @@ async def _described(address: McpAddress, client: Any) -> ToolNamespace:
     while True:
         page = await client.list_tools(cursor=cursor) if cursor else await client.list_tools()
         for one in page.tools:
-            said = {**(getattr(one.annotations, "model_extra", None) or {}), **(one.meta or {})}
-            if said.get("include_in_prompt") is False:
+            metadata = {**(getattr(one.annotations, "model_extra", None) or {}), **(one.meta or {})}
+            if metadata.get("include_in_prompt") is False:
                 continue
             tools.append(Tool(one.name, trimmed(one.input_schema), one.description))
         cursor = page.next_cursor

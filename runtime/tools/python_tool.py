@@ -1,4 +1,4 @@
-"""PythonTool: runs a model's Python code in a process of its own, locked in, with limits."""
+"""PythonTool: runs a model's Python code in a sandboxed process of its own, with limits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CHILD = Path(__file__).with_name("sandbox_child.py")
 _REFUSED = 97
 NOBODY = 65534
 MOST_CODE = 1 << 20
-"""Characters of code, at most."""
+"""The most characters of code."""
 WATCH_S = 0.2
-"""Between looks at how much code wrote."""
+"""The interval between checks of how much the code wrote."""
 
 DESCRIPTION = (
     "Runs Python code and gives what it printed. Each call is a new process; files in the current folder "
@@ -38,8 +38,9 @@ SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "require
 
 @dataclass(frozen=True)
 class PythonLimits:
-    """Of each call. seconds: of the clock; the CPU's as many. memory_bytes: address space of each process.
-    file_bytes: of each file; folder_bytes, files: of the session's folder. output: characters kept."""
+    """Limits of each call. seconds: elapsed time, and as much CPU time. memory_bytes: address space of each
+    process. file_bytes: of each file; folder_bytes, files: of the session's folder. output: characters
+    kept."""
 
     seconds: float = 20.0
     memory_bytes: int = 1 << 30
@@ -59,7 +60,7 @@ class PythonTool:
 
     @asynccontextmanager
     async def session(self) -> AsyncGenerator[PythonSession, None]:
-        """With a folder of its own, which is gone afterwards."""
+        """A session with a temporary folder."""
         folder = tempfile.mkdtemp(prefix="sglang-dsl-python-")
         _give(folder)
         try:
@@ -69,7 +70,7 @@ class PythonTool:
 
 
 class PythonSession:
-    """Calls one after another in one folder."""
+    """Calls run one after another in one folder."""
 
     def __init__(self, folder: str, limits: PythonLimits) -> None:
         self._folder, self._limits = folder, limits
@@ -81,9 +82,14 @@ class PythonSession:
         if len(code) > MOST_CODE:
             return ToolResult(f"the code has {len(code)} characters; at most {MOST_CODE}", True)
         limits = self._limits
-        words = (limits.memory_bytes, max(1, round(limits.seconds)), limits.file_bytes, limits.processes)
+        arguments_of_child = (
+            limits.memory_bytes,
+            max(1, round(limits.seconds)),
+            limits.file_bytes,
+            limits.processes,
+        )
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-X", "utf8", str(_CHILD), self._folder, *map(str, words),
+            sys.executable, "-I", "-X", "utf8", str(_CHILD), self._folder, *map(str, arguments_of_child),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -101,7 +107,7 @@ class PythonSession:
             watch.cancel()
             _end(process)
             await process.wait()
-        if not await asyncio.to_thread(self._has_room):
+        if not await asyncio.to_thread(self._has_space):
             await asyncio.to_thread(_remove, self._folder)
             os.mkdir(self._folder, 0o700)
             _give(self._folder)
@@ -116,12 +122,12 @@ class PythonSession:
         return ToolResult(text)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """End it when its folder is full."""
-        while await asyncio.to_thread(self._has_room):
+        """End the process when its folder is full."""
+        while await asyncio.to_thread(self._has_space):
             await asyncio.sleep(WATCH_S)
         _end(process)
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         size, count, left = 0, 0, [self._folder]
         while left:
             try:
@@ -135,13 +141,13 @@ class PythonSession:
                         if count > self._limits.files or size > self._limits.folder_bytes:
                             return False
             except OSError as error:
-                # Folders in folders, deeper than can be counted, or one whose files are hidden.
+                # Folders nested too deeply to be counted, or an unreadable one.
                 if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
                     return False
         return True
 
     async def _read(self, process: asyncio.subprocess.Process, code: str) -> tuple[str, bool]:
-        """What it prints, and whether that was too much; then it is ended."""
+        """Its output, and whether that was too long; then the process is ended."""
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(ConnectionError):
@@ -160,14 +166,14 @@ class PythonSession:
 
 
 def _give(folder: str) -> None:
-    """To who runs the code: where this is root, that is nobody."""
+    """Give the folder to the user that runs the code: if this process is root, that is `nobody`."""
     if os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
 
 
 def _remove(folder: str) -> None:
-    """With all that is in it. Folders in folders are moved up first: shutil.rmtree goes no deeper than
-    Python's stack, and paths no further than the system's limit."""
+    """Remove the folder with its contents. Nested folders are moved up first: shutil.rmtree is limited by
+    Python's stack, and paths by the system's maximum length."""
     left = [folder]
     try:
         os.chmod(folder, 0o700)
@@ -190,8 +196,8 @@ def _remove(folder: str) -> None:
 
 
 def _end(process: asyncio.subprocess.Process) -> None:
-    """It and all it started: the first process of its namespaces is in its group, and all in them end with
-    that."""
+    """End the process and all that it started: the first process of its namespaces is in its group, and the
+    others in them end with that one."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,13 +1,13 @@
-"""What runs Python code for a model, locked in: started as a file, with nothing of this project imported.
+"""Runs Python code for a model in a sandbox: started as a script, imports nothing of this project.
 
 Arguments: folder, memory in bytes, CPU seconds, size of files in bytes, processes. The code comes on standard
-input. No network and no other process is seen (namespaces, man 7 namespaces); files can be read where Python
-and the system's libraries are, and written in the folder alone (Landlock, man 7 landlock); sockets are
-refused (seccomp, man 2 seccomp), as one in a file would lead to other processes. Exit code 97: this system
-cannot lock it in, so nothing was run.
+input. The network and other processes are not visible (namespaces, man 7 namespaces). Only files of Python
+and the system's libraries can be read, and only the folder be written (Landlock, man 7 landlock). Sockets are
+refused (seccomp, man 2 seccomp), because a socket file would lead to other processes. Exit code 97: this
+system cannot sandbox the code, so nothing was run.
 
-Three processes: the one that was started; the first of the namespaces, which runs none of the code, and with
-which all in them ends; and the one that runs the code.
+There are three processes: the one that was started; the first of the namespaces, which runs none of the code,
+and whose end ends all others in them; and the one that runs the code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NEW_MOUNTS = 0x00020000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _NOBODY = 65534
 _ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""The kernel's number of the architecture, and of its call `socket`."""
+"""The kernel's number of the architecture, and of its system call `socket`."""
 _IO_URING_SETUP = 425
 _X32 = 0x40000000
-"""Calls from this number on are those of another calling convention of x86_64."""
+"""System calls from this number on use another calling convention of x86_64."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -41,11 +41,11 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _lock_files(folder: str) -> None:
-    """Landlock: reading where Python and libraries are, everything in `folder`, nothing elsewhere."""
+    """Landlock: read access to Python and libraries, full access to `folder`, nothing else."""
     version = _LIBC.syscall(_CREATE_RULESET, None, 0, 1)
     if version < 1:
         _refuse("Landlock is not available")
-    # Rights on files grew with versions 2 (refer), 3 (truncate) and 5 (ioctl).
+    # File rights were added with versions 2 (refer), 3 (truncate) and 5 (ioctl).
     every = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     network = 0b11 if version >= 4 else 0  # TCP: bind, connect
     attributes = struct.pack("QQ", every, network)[: 16 if version >= 4 else 8]
@@ -70,11 +70,11 @@ def _lock_files(folder: str) -> None:
 
 
 def _lock_sockets() -> None:
-    """A filter of system calls: `socket` is refused, and io_uring, which opens sockets too."""
-    found = _ARCHITECTURES.get(platform.machine())
-    if found is None:
+    """A filter of system calls that refuses `socket`, and io_uring, which can open sockets too."""
+    numbers = _ARCHITECTURES.get(platform.machine())
+    if numbers is None:
         _refuse(f"no filter of system calls is known for {platform.machine()}")
-    architecture, socket = found
+    architecture, socket = numbers
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
     kill, refuse, allow = 0x80000000, 0x00050000 | 13, 0x7FFF0000
     program = [
@@ -95,7 +95,7 @@ def _lock_sockets() -> None:
 
 
 def _wait_for(child: int) -> int:
-    """Its exit code, as a shell would give it. Children of others that end meanwhile are taken note of."""
+    """Its exit code, as in a shell. Other children that end meanwhile are reaped."""
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -104,21 +104,21 @@ def _wait_for(child: int) -> int:
 
 
 def _drop_capabilities() -> None:
-    """Those that the first process of a namespace has in it."""
+    """Drop those that the first process of a namespace has in it."""
     header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
     if _LIBC.capset(header, none):
         _refuse("capabilities cannot be dropped")
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
-    words = [word.encode() for word in (source, target, kind)]
-    if _LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()):
+    names = [word.encode() for word in (source, target, kind)]
+    if _LIBC.mount(*names, ctypes.c_ulong(flags), data.encode()):
         _refuse(f"{target} cannot be mounted")
 
 
 def _show_python(folder: str) -> None:
-    """For root, whose Python may be in a home that nobody else can enter: a view of the files, for this
-    process alone, in which that home holds Python and nothing else."""
+    """For root, whose Python may be in a home directory that other users cannot enter: a view of the files,
+    only for this process, in which that home contains only Python."""
     hidden: dict[str, list[str]] = {}
     for path in {sys.prefix, sys.base_prefix}:
         parts = path.strip("/").split("/")
@@ -133,14 +133,14 @@ def _show_python(folder: str) -> None:
     _mount("none", "/", "", 0x44000, "")  # private, all below
     for closed, paths in hidden.items():
         kept = [os.path.join(folder, f".mount{number}") for number in range(len(paths))]
-        for path, place in zip(paths, kept, strict=True):
-            os.mkdir(place)
-            _mount(path, place, "", 0x5000, "")  # bind, all below
+        for path, mount_point in zip(paths, kept, strict=True):
+            os.mkdir(mount_point)
+            _mount(path, mount_point, "", 0x5000, "")  # bind, all below
         _mount("none", closed, "tmpfs", 0, "mode=755")
-        for path, place in zip(paths, kept, strict=True):
+        for path, mount_point in zip(paths, kept, strict=True):
             os.makedirs(path, exist_ok=True)
-            _mount(place, path, "", 0x2000, "")  # move
-            os.rmdir(place)
+            _mount(mount_point, path, "", 0x2000, "")  # move
+            os.rmdir(mount_point)
 
 
 def main() -> None:
@@ -149,12 +149,12 @@ def main() -> None:
     os.chdir(folder)
     if os.geteuid() == 0:
         _show_python(folder)
-        # The system's root has no limit on processes.
+        # The limit on processes does not apply to the system's root.
         os.setgroups([])
         os.setgid(_NOBODY)
         os.setuid(_NOBODY)
     try:
-        # Where memory runs out, the code goes first, not the server.
+        # If memory runs out, the system kills the code first, not the server.
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
@@ -183,7 +183,7 @@ def main() -> None:
     _lock_sockets()
     del sys.argv[1:]
     sys.argv[0] = "<code>"
-    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})  # noqa: S102 - what it is for
+    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})  # noqa: S102 - the purpose of this process
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class ToolNamespace:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call gave, for the model to read. is_error: it failed, and `text` says why. structured: the same
-    as data, where the tool gave that."""
+    """The result of a call, for the model. is_error: the call failed, and `text` says why. structured: the
+    result as data, if the tool returned it."""
 
     text: str
     is_error: bool = False
@@ -34,27 +34,26 @@ class ToolResult:
 
 
 class ToolSession(Protocol):
-    """One connection to a tool. What it keeps between calls (a browser's page, variables) is its own."""
+    """One connection to a tool. It keeps its own state between calls (a browser's page, variables)."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Run a tool. One that fails, is slow or unknown, or a connection that breaks, is a result that says
-        so."""
+        """Run a tool. If it fails, times out or is unknown, or the connection breaks, the result says so."""
         ...
 
 
 class ToolServer(ABC):
-    """Names are those of namespaces."""
+    """Names are names of namespaces."""
 
     @abstractmethod
     def has_tool(self, name: str) -> bool: ...
 
     @abstractmethod
     def get_tool_description(self, name: str) -> ToolNamespace | None:
-        """None where there is no such namespace."""
+        """None if there is no such namespace."""
 
     @abstractmethod
     def get_tool_session(self, name: str) -> AbstractAsyncContextManager[ToolSession]:
-        """A session of its own. Raises ToolServerError where it cannot be had."""
+        """A new session. Raises ToolServerError if that is not possible."""
 
     @abstractmethod
     def names(self) -> list[str]: ...

@@ -142,10 +142,10 @@ folder = tempfile.mkdtemp(prefix="closed-")
 session = PythonSession(folder, PythonLimits())
 for closed in (f"{folder}/inner", folder):
     os.makedirs(closed, exist_ok=True)
-    assert session._has_room()
+    assert session._has_space()
     open(f"{closed}/file", "w").close()
     os.chmod(closed, 0o300)
-    assert not session._has_room(), closed
+    assert not session._has_space(), closed
     os.chmod(closed, 0o700 if closed != folder else 0o300)
 _remove(folder)
 assert not os.path.exists(folder)
