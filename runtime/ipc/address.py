@@ -30,8 +30,8 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Address:
-    """`url` in one of the forms above. key: of a tcp address, KEY_BYTES secret bytes; it is no part of the
-    text, and whoever does not hold it is refused before a byte of a message is read."""
+    """`url` in one of the forms above. key: for tcp addresses, KEY_BYTES secret bytes. It is not part of the
+    text; a peer without it is refused before any message is read."""
 
     url: str
     key: bytes | None = field(default=None, repr=False)
@@ -39,18 +39,18 @@ class Address:
 
     @classmethod
     def memory(cls) -> Address:
-        """Of a new mailbox, which lives as long as this address and its ends."""
+        """The address of a new mailbox, which lives as long as this address and its ends."""
         return cls("memory:", None, MemoryMailbox())
 
     @classmethod
     def fd(cls, number: int) -> Address:
-        """Of a connected stream socket. Each end has a copy of the descriptor: this one is the caller's to
-        close."""
+        """The address of a connected stream socket. Each end duplicates the descriptor; the caller closes
+        this one."""
         return cls(f"fd:{number}")
 
     @classmethod
     def ipc(cls, path: Path) -> Address:
-        """Raises InternalFault when the path is too long for the system."""
+        """Raises InternalFault if the path is too long for the system."""
         size, limit = len(os.fsencode(path)), zmq.IPC_PATH_MAX_LEN
         if size > limit:
             raise InternalFault(
@@ -62,8 +62,8 @@ class Address:
 
     @classmethod
     def tcp(cls, host: str = "127.0.0.1", port: int = 0, key: bytes | None = None) -> Address:
-        """port 0: any free one; the inbox's `url` says which. Without a key a new one is made, for this
-        machine only. Raises BadRequest: another interface and no key, or a key of another length."""
+        """port 0: any free one, shown by the inbox's `url`. Without a key a new one is generated, for this
+        machine only. Raises BadRequest for another interface without a key, or a key of another length."""
         host = "127.0.0.1" if host == "localhost" else host
         if key is None:
             if not is_loopback(host):
@@ -79,7 +79,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, key: bytes | None = None) -> Address:
-        """What `url` says: fd, ipc or tcp, which needs its key. Raises BadRequest for anything else."""
+        """Parse a fd, ipc or tcp `url`; tcp needs its key. Raises BadRequest for anything else."""
         scheme, _, rest = text.partition(":")
         host, _, port = rest.removeprefix("//").rpartition(":")
         match scheme:
@@ -97,11 +97,11 @@ class Address:
 
     @property
     def descriptor(self) -> int | None:
-        """The number of an fd address."""
+        """The descriptor of an fd address."""
         return int(self.url.removeprefix("fd:")) if self.url.startswith("fd:") else None
 
     def inbox(self, wire: Wire = PIPELINE) -> Inbox:
-        """The receiving end, for one thread. Raises InternalFault when it cannot be made."""
+        """The receiving end, for one thread. Raises InternalFault if it cannot be created."""
         match self.url.partition(":")[0]:
             case "memory" if self._memory is not None:
                 return self._memory
@@ -113,9 +113,9 @@ class Address:
     def outbox(
         self, wire: Wire = PIPELINE, *, timeout_s: float = SEND_TIMEOUT_S, linger_s: float = LINGER_S
     ) -> Outbox:
-        """A sending end, for any thread; the other side may come later. timeout_s: how long `send` may wait
-        for room. linger_s: how long `close` may wait until what was sent is out. Raises InternalFault when it
-        cannot be made."""
+        """A sending end, for any thread; the other side may connect later. timeout_s: how long `send` waits
+        if the queue is full. linger_s: how long `close` waits until sent messages are out. Raises
+        InternalFault if it cannot be created."""
         match self.url.partition(":")[0]:
             case "memory" if self._memory is not None:
                 return self._memory
@@ -131,5 +131,5 @@ class Address:
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: it may be anybody's
+    except ValueError:  # a name, which may be any host's
         return False

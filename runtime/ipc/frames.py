@@ -1,4 +1,4 @@
-"""Messages on a stream of bytes: each behind its length, four bytes, big-endian."""
+"""Messages in a byte stream: each is preceded by its length, four bytes, big-endian."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are whole now. Raises WireError, behind those before it, for one that says it is
-        longer than may be."""
+        """The messages that are now complete. Raises WireError, after those before it, for one that is longer
+        than max_bytes."""
         buffer = self._buffer
         if not buffer and len(data) >= HEAD.size:
             (size,) = HEAD.unpack_from(data)
             if HEAD.size + size == len(data) and size <= self._max_bytes:
-                yield data[HEAD.size :]  # as most do: in one piece, and alone
+                yield data[HEAD.size :]  # the common case: exactly one message
                 return
         buffer += data
         while len(buffer) >= HEAD.size:

@@ -1,7 +1,7 @@
 """Mailbox: a one-way queue of structs between two parts of the pipeline; the in-memory kind.
 
-The other kinds keep the same two verbs; address.py makes the ends of all. It knows nothing of what the
-structs mean.
+The other kinds have the same two methods; address.py creates the ends of all. It does not know the structs'
+meaning.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ LINGER_S = 1.0
 
 
 class MailboxClosed(Exception):
-    """The other side is gone, or takes nothing; nothing more will come."""
+    """The other side is gone, or does not read; nothing more will arrive."""
 
 
 class MailboxFull(MailboxClosed):
-    """The other side took nothing for as long as a sender may wait."""
+    """The other side did not read for the sender's timeout."""
 
 
 class Outbox(Protocol):
-    """The end that any number of threads may put things into."""
+    """The sending end, for any number of threads."""
 
     def send(self, item: msgspec.Struct) -> None:
-        """Never blocks for long; raises MailboxClosed when the other side is gone, and WireError for what
-        cannot travel."""
+        """Never blocks for long. Raises MailboxClosed if the other side is gone, and WireError for an item
+        that cannot be encoded."""
         ...
 
     def close(self) -> None: ...
 
 
 class Inbox(Protocol):
-    """The end that one thread takes things out of. Any thread may close it, and so wakes that one. url: its
-    address; over TCP with the port that it has."""
+    """The receiving end, for one thread. Any thread may close it, which wakes that one. url: its address; for
+    TCP with the actual port."""
 
     url: str
 
     def receive(self, timeout: float | None) -> list[Any]:
-        """All waiting items; when there is none, wait up to `timeout` seconds (0: not at all) for the first
-        and return [] if none came. Raises MailboxClosed when closed and empty."""
+        """All waiting items. If there are none, wait up to `timeout` seconds (0: not at all) for the first,
+        and return [] if none arrived. Raises MailboxClosed if closed and empty."""
         ...
 
     def close(self) -> None: ...
 
 
 class Mailbox(Outbox, Inbox, Protocol):
-    """Both ends in one."""
+    """Both ends in one object."""
 
 
 class MemoryMailbox:
     """Between threads of one process. Any number of senders, one receiver."""
 
-    # Not a queue.SimpleQueue: where a signal wakes its get() and the time is over by then, it waits for ever
-    # (seen in CPython 3.11: what is left is negative then, which means no limit).
+    # Not a queue.SimpleQueue: if a signal wakes its get() after the timeout, it waits for ever (seen in
+    # CPython 3.11: the remaining time is negative then, which means no limit).
 
     def __init__(self) -> None:
         self.url = "memory:"
@@ -77,24 +77,24 @@ class MemoryMailbox:
     def receive(self, timeout: float | None) -> list[Any]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            closed = self._closed  # before it looks: what was sent before closing still arrives
-            found = self._taken()
-            if found:
-                return found
+            closed = self._closed  # read first: items sent before closing still arrive
+            items = self._pop_all()
+            if items:
+                return items
             if closed:
                 raise MailboxClosed
             if timeout == 0:
                 return []
             left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._wakeup.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-                return self._taken()
+                return self._pop_all()
 
     def close(self) -> None:
         self._closed = True
         self._wake()
 
-    def _taken(self) -> list[Any]:
-        """All there is, in order."""
+    def _pop_all(self) -> list[Any]:
+        """All items, in order."""
         items = self._items
         return [items.popleft() for _ in range(len(items))]
 

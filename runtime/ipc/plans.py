@@ -1,9 +1,9 @@
-"""Plans, masks and results as structs that travel, for a runner in another process. Knows what they are made
-of, and no process: who sends them is not its business.
+"""Plans, masks and results as structs for a runner in another process. Knows their contents, and no process:
+it does not send anything.
 
-What of a sequence stays the same is sent once: its parameters and its prompt; of its output what is new. Both
-sides keep it until the sequence is released. Masks lie in memory that both processes map; where a mask lists
-its ids, only these.
+The constant parts of a sequence are sent once: its parameters and its prompt; of its output only new ids.
+Both sides keep them until the sequence is released. Masks are in memory that both processes map; if a mask
+lists its ids, only the list is sent.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from runtime.protocol.sampling import SamplingParams
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 _ALIGNED = 64
 _SMALLEST = 1 << 16
-_LEFT_OUT: Final = SamplingParams()  # a byte
+_LEFT_OUT: Final = SamplingParams()  # encoded as one byte
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is new of a sequence. sampling, prompt: None = as before. output: (how many ids of what was sent
-    before stay, the ids that follow them); None = as before."""
+    """The changes of a sequence. sampling, prompt: None = unchanged. output: (number of earlier ids that
+    stay, the ids that follow them); None = unchanged."""
 
     seq: int
     sampling: SamplingParams | None
@@ -41,8 +41,8 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Run this plan, in whose rows `sampling`, `prompt` and `output` are left out: they are what the changes
-    say, or said before. `at_once`: no masks will come, give the result as soon as there is one."""
+    """Run this plan. Its rows are sent without `sampling`, `prompt` and `output`, which come from `changes`
+    or from earlier ones. `at_once`: no masks will follow; send the result as soon as it is ready."""
 
     number: int
     plan: StepPlan
@@ -51,8 +51,8 @@ class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class MaskPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Where the mask of a row lies in the shared memory: byte offsets and counts of uint32 words and int64
-    ids; -1: that part was not sent. Of several with the same row the later ones are the masks behind its
+    """The position of a row's mask in the shared memory: byte offsets and counts of uint32 words and int64
+    ids; -1: that part was not sent. Of several with the same row, the later ones are the masks after its
     drafts."""
 
     row: int
@@ -63,7 +63,7 @@ class MaskPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Sample with these masks. size: bytes that are to be mapped."""
+    """Sample with these masks. size: the number of bytes to map."""
 
     number: int
     masks: tuple[MaskPlace, ...]
@@ -71,8 +71,8 @@ class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """Call the method `name` of the runner with these arguments, whose types CALLS lists; see `call`.
-    answered: whether the other side answers with Done or Failure."""
+    """Call the runner's method `name` with these arguments, whose types are in CALLS; see `call`. answered:
+    whether the other side answers with Done or Failure."""
 
     name: str
     args: msgspec.Raw
@@ -93,13 +93,13 @@ CALLS: Final[Mapping[str, Any]] = {
     "stop_profile": tuple[()],
     **{verb.name: GenericAlias(tuple, verb.request) for verb in VERBS.values() if verb.by == "runner"},
 }
-"""All that can be called: a name, and the types of its arguments. verify: the parameters, and where the logit
-processor that they name is defined."""
+"""The methods that can be called, with the types of their arguments. verify: the parameters, and the module
+of the logit processor that they name."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def call(name: str, *args: Any, answered: bool = True) -> Call:
-    """Raises WireError for an argument that cannot travel."""
+    """Raises WireError for an argument that cannot be encoded."""
     try:
         return Call(name, msgspec.Raw(_ENCODER.encode(args)), answered)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -107,7 +107,8 @@ def call(name: str, *args: Any, answered: bool = True) -> Call:
 
 
 def arguments_of(order: Call) -> Any:
-    """Its arguments, each of its type. Raises WireError: the name is not in CALLS, or they do not fit it."""
+    """The arguments, converted to their types. Raises WireError if the name is not in CALLS, or they do not
+    fit."""
     if order.name not in CALLS:
         raise WireError(f"unknown call {order.name[:80]!r}", where="name")
     try:
@@ -117,21 +118,21 @@ def arguments_of(order: Call) -> Any:
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Of the plan with this number."""
+    """The result of the plan with this number."""
 
     number: int
     result: StepResult
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Of a plan, or of what else was asked for (number -1). error: RuntimeFault.to_dict()."""
+    """The error of a plan, or of a call (number -1). error: RuntimeFault.to_dict()."""
 
     number: int
     error: dict[str, Any]
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to everything but plans."""
+    """The answer to calls."""
 
     data: dict[str, Any] = {}
 
@@ -143,7 +144,7 @@ ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 
 
 class _Sequence:
-    """What both sides know of a sequence."""
+    """The parts of a sequence that both sides keep."""
 
     __slots__ = ("output", "prompt", "sampling")
 
@@ -154,7 +155,7 @@ class _Sequence:
 
 
 class PlanWriter:
-    """Plans -> Launch. Each is sent, and all in this order."""
+    """Plans -> Launch. Every result must be sent, in this order."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Sequence] = {}
@@ -169,22 +170,22 @@ class PlanWriter:
         return Launch(self._number, StepPlan(rows, plan.segments, plan.released), changes, at_once)
 
     def forget(self, plan: StepPlan) -> None:
-        """It was not sent after all: send everything of its sequences once more."""
+        """The plan was not sent: send its sequences in full the next time."""
         for row in plan.rows:
             self._known.pop(row.seq, None)
 
     def _change(self, row: Row) -> Change | None:
         known = self._known.get(row.seq)
-        fresh = known is None  # then all is sent: the other side may know other things of it
+        fresh = known is None  # send everything: the other side may have older data
         if known is None:
             known = self._known[row.seq] = _Sequence()
         sampling = prompt = output = None
         if known.sampling is not row.sampling:
             known.sampling = sampling = row.sampling
         if row.prompt or known.prompt or fresh:
-            given = row.prompt if type(row.prompt) is list else list(row.prompt)
-            if given != known.prompt or fresh:
-                known.prompt = prompt = list(given)
+            prompt_ids = row.prompt if type(row.prompt) is list else list(row.prompt)
+            if prompt_ids != known.prompt or fresh:
+                known.prompt = prompt = list(prompt_ids)
         if row.output or known.output or fresh:
             output = _change(known.output, row.output)
             del known.output[output[0] :]
@@ -195,7 +196,7 @@ class PlanWriter:
 
 
 def _change(before: list[int], after: Sequence[int]) -> tuple[int, list[int]]:
-    """How many ids of `before` stay, and what follows them."""
+    """How many ids of `before` stay, and the ids that follow them."""
     now = list(after)
     keep = len(before)
     if now[:keep] != before:
@@ -206,7 +207,7 @@ def _change(before: list[int], after: Sequence[int]) -> tuple[int, list[int]]:
 
 
 class PlanReader:
-    """Launch -> plans; of one writer, all of them and in their order."""
+    """Launch -> plans; all of one writer, in order."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Sequence] = {}
@@ -233,8 +234,8 @@ class PlanReader:
 
 
 class MaskWriter:
-    """Masks into shared memory that has no name: it is gone with the last process that maps it. Before them
-    stands a number, written by the other side."""
+    """Writes masks to anonymous shared memory, which is freed with the last process that maps it. It begins
+    with a number that the other side writes."""
 
     def __init__(self) -> None:
         self.file = os.memfd_create("masks")
@@ -250,12 +251,12 @@ class MaskWriter:
         return int(self._ended[0])
 
     def write(self, masks: Mapping[int, TokenMask], whole: Collection[int] = ()) -> tuple[MaskPlace, ...]:
-        """The masks' places. Arrays that several rows share are written once. whole: rows whose bits are sent
-        even where the mask lists its ids. What was written before is gone."""
+        """The masks' positions. Arrays that several rows share are written once. whole: rows whose bits are
+        sent even if the mask lists its ids. Overwrites the earlier masks."""
         arrays: list[npt.NDArray[Any]] = []
         offsets: dict[int, int] = {}
         end = _ALIGNED
-        places: list[MaskPlace] = []
+        locations: list[MaskPlace] = []
 
         def put(array: Any, kind: type[np.generic]) -> tuple[int, int]:
             nonlocal end
@@ -263,7 +264,7 @@ class MaskWriter:
             if at is None:
                 at = offsets[id(array)] = end
                 arrays.append(np.ascontiguousarray(array, dtype=kind))
-                end += _room(arrays[-1])
+                end += _padded_size(arrays[-1])
             return at, len(array)
 
         for row, mask in [(row, one) for row, first in masks.items() for one in (first, *first.behind)]:
@@ -272,14 +273,14 @@ class MaskWriter:
                 allowed = put(mask.allowed, np.int64)
             if mask.allowed is None or row in whole:
                 bits = put(mask.bits, np.uint32)
-            places.append(MaskPlace(row, *bits, *allowed))
+            locations.append(MaskPlace(row, *bits, *allowed))
         if end > self.size:
             self._grow(end)
         at = _ALIGNED
         for array in arrays:
             self._bytes[at : at + array.nbytes] = array.view(np.uint8)
-            at += _room(array)
-        return tuple(places)
+            at += _padded_size(array)
+        return tuple(locations)
 
     def close(self) -> None:
         os.close(self.file)
@@ -291,13 +292,13 @@ class MaskWriter:
         self._ended = self._bytes[:8].view(np.int64)
 
 
-def _room(array: npt.NDArray[Any]) -> int:
-    """Bytes from its place to the next one; also of an empty one, so that a place is one array's."""
+def _padded_size(array: npt.NDArray[Any]) -> int:
+    """Bytes from an array's offset to the next one; also for an empty array, so that offsets are unique."""
     return max(1, -(-array.nbytes // _ALIGNED)) * _ALIGNED
 
 
 class MaskReader:
-    """The same memory from the other side. The masks are views: they hold until the next ones are written."""
+    """The other side of the same memory. The masks are views, valid until the next ones are written."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -308,7 +309,7 @@ class MaskReader:
         self._ended[0] = number
 
     def read(self, order: Finish) -> dict[int, TokenMask]:
-        """Masks by row. `bits` is None where they were not sent. Rows that share an array share it here."""
+        """Masks by row. `bits` is None if they were not sent. Rows that share an array share it here too."""
         if order.size > len(self._bytes):
             self._map(order.size)
         seen: dict[int, npt.NDArray[Any]] = {}

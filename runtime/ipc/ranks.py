@@ -1,7 +1,7 @@
-"""Ranks: the one end of a mailbox of one to many. Every rank gets each item; answers are gathered, from all
-or from some. A rank that is gone, or late, is an error that names it.
+"""Ranks: one end of a one-to-many mailbox. Every rank gets each item; answers are gathered from all or some.
+Errors name the rank that is gone or late.
 
-A rank has a mailbox of its own in each direction, of any kind. What the items mean is not its business.
+A rank has a mailbox in each direction, of any kind. The meaning of the items does not matter here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 
 class Ranks:
-    """links: to and from each rank, in the order of their numbers. One thread sends and gathers; any may call
-    lost() and close()."""
+    """links: to and from each rank, in order. One thread sends and gathers; any may call lost() and
+    close()."""
 
     def __init__(self, links: Sequence[tuple[Outbox, Inbox]]) -> None:
         self._outboxes = [outbox for outbox, _ in links]
@@ -29,13 +29,13 @@ class Ranks:
         self._lost: tuple[int, str] | None = None
 
     def send(self, item: msgspec.Struct) -> None:
-        """To every rank. Raises WireError for what cannot travel (nobody got it), EngineDead and
-        DeadlineExceeded for the rank that is gone or takes nothing (others may have got it)."""
+        """Send to every rank. Raises WireError for an item that cannot be encoded (no rank got it),
+        EngineDead and DeadlineExceeded for a rank that is gone or does not read (others may have got it)."""
         for rank in range(len(self._outboxes)):
             self.send_to(rank, item)
 
     def send_to(self, rank: int, item: msgspec.Struct) -> None:
-        """To this one; raises as send() does."""
+        """Send to one rank; raises like send()."""
         try:
             self._outboxes[rank].send(item)
         except MailboxFull as error:
@@ -44,12 +44,12 @@ class Ranks:
             raise self._gone(rank) from error
 
     def gather(self, timeout: float | None, ranks: Iterable[int] | None = None) -> list[Any]:
-        """The next item of each of these ranks (None: of all), in their order. Raises DeadlineExceeded naming
-        the first rank that gave none in time, EngineDead naming one that is gone, and WireError for what
-        cannot be read; what the others gave is kept for the next call."""
-        wanted = range(len(self._inboxes)) if ranks is None else tuple(ranks)
+        """The next item of each of these ranks (None: of all), in order. Raises DeadlineExceeded naming the
+        first rank without an answer in time, EngineDead naming one that is gone, and WireError for an
+        unreadable message; the answers of other ranks are kept for the next call."""
+        selected = range(len(self._inboxes)) if ranks is None else tuple(ranks)
         deadline = None if timeout is None else time.monotonic() + timeout
-        for rank in wanted:
+        for rank in selected:
             answers = self._answers[rank]
             while not answers:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -59,11 +59,11 @@ class Ranks:
                     raise self._gone(rank) from error
                 if not answers and left == 0.0:
                     raise DeadlineExceeded(f"rank {rank} gave no answer in time", where=f"rank {rank}")
-        return [self._answers[rank].popleft() for rank in wanted]
+        return [self._answers[rank].popleft() for rank in selected]
 
     def lost(self, rank: int, how: str) -> None:
-        """This rank is gone, as whoever watches it found out: gather() ends with that now. What it said last
-        can still be read, by remains()."""
+        """Called by the watcher of a rank that is gone: gather() ends with that now. Its last messages can
+        still be read with remains()."""
         if self._lost is None:
             self._lost = rank, how
         for outbox in self._outboxes:
@@ -73,22 +73,22 @@ class Ranks:
                 inbox.close()
 
     def remains(self, rank: int) -> list[Any]:
-        """What this rank has said and gather() has not given. Raises nothing: what cannot be read is left
-        out."""
-        found = list(self._answers[rank])
+        """The messages of this rank that gather() has not returned. Raises nothing: unreadable ones are
+        dropped."""
+        answers = list(self._answers[rank])
         self._answers[rank].clear()
         with contextlib.suppress(MailboxClosed, WireError):
             while more := self._inboxes[rank].receive(0):
-                found += more
-        return found
+                answers += more
+        return answers
 
     @property
     def gone(self) -> int | None:
-        """The rank that was first found to be gone."""
+        """The first rank found to be gone."""
         return None if self._lost is None else self._lost[0]
 
     def close(self) -> None:
-        """The ranks' ends are closed, too. Answers that nobody took are thrown away."""
+        """Closes the ranks' ends too. Unread answers are dropped."""
         for outbox in self._outboxes:
             outbox.close()
         for inbox in self._inboxes:

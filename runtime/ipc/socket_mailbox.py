@@ -1,8 +1,8 @@
 """Mailboxes between two processes over a pair of connected Unix sockets, one in each direction.
 
-One process at each side, a few hundred bytes every millisecond: so there is no thread between the caller and
-the socket (a message and its answer take 15 us, over ZMQ 80 us), and the end of one side is the end of the
-other. There are no strangers on such a pair: what cannot be read is an error and not dropped.
+There is one process at each side and a few hundred bytes per millisecond. So there is no thread between the
+caller and the socket (a message and its answer take 15 us, with ZMQ 80 us), and the end of one side is the
+end of the other. There are no strangers on such a pair: an unreadable message is an error and not dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_BYTES = 1 << 16
 
 
 class SocketOutbox:
-    """Implements Outbox. It owns the socket, not what else shares the connection."""
+    """Implements Outbox. It owns the socket, but nothing else that shares the connection."""
 
     def __init__(self, end: socket.socket, wire: Wire, timeout_s: float) -> None:
         self._end, self._wire, self._timeout_s = end, wire, timeout_s
@@ -37,9 +37,9 @@ class SocketOutbox:
         self._poll.register(end, select.POLLOUT)
 
     def send(self, item: msgspec.Struct) -> None:
-        """Raises WireError for what cannot travel (nothing was sent), MailboxClosed when either side is
-        closed, and MailboxFull when the other side took nothing for timeout_s. What was sent in part closes
-        it: the rest would be taken for the next message."""
+        """Raises WireError for an item that cannot be encoded (nothing was sent), MailboxClosed if either
+        side is closed, and MailboxFull if the other side did not read for timeout_s. A partial send closes
+        the mailbox: the rest would be read as the next message."""
         left = memoryview(frame(self._wire.encode(item)))
         size, deadline = len(left), time.monotonic() + self._timeout_s
         if not self._lock.acquire(timeout=max(0.0, self._timeout_s)):
@@ -62,8 +62,8 @@ class SocketOutbox:
             self._lock.release()
 
     def close(self) -> None:
-        """The other side still receives what was sent."""
-        _shut(self._end, socket.SHUT_WR)  # whoever sends meanwhile is woken
+        """The other side still receives the sent messages."""
+        _shut(self._end, socket.SHUT_WR)  # wakes a waiting sender
         with self._lock:
             self._end.close()
 
@@ -80,13 +80,14 @@ class SocketInbox:
         self._whole: deque[bytes] = deque()
         self._lock = threading.Lock()
         self._ended = False  # nothing more will be read
-        self._fault: WireError | None = None  # why not
+        self._fault: WireError | None = None  # the reason
         end.setblocking(False)
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
     def receive(self, timeout: float | None) -> list[Any]:
-        """As Inbox says. Raises WireError for what is none of ours, once what came before it was received."""
+        """As in Inbox. Raises WireError for an unreadable message, after all messages before it were
+        received."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:

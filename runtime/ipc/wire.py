@@ -1,8 +1,8 @@
-"""Structs as bytes: `[version, tag, struct]` in msgpack. A Wire is a closed list of structs, and all that may
-travel over the mailboxes that have it.
+"""Structs as bytes: `[version, tag, struct]` in msgpack. A Wire is a closed list of structs that may travel
+over the mailboxes that have it.
 
-What comes in is only ever read as one of these structs, field by field; nothing in it is run. It knows no
-sockets.
+Incoming data is only ever decoded to one of these structs, field by field; nothing in it is executed. It
+knows no sockets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runtime.protocol.errors import WireError
 
 WIRE_VERSION: Final = 1
 MAX_BYTES: Final = 256 << 20
-"""Size of one message, at most."""
+"""Maximum size of one message."""
 
 WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.TokenizedGenerateReqInput,
@@ -34,7 +34,7 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.GroupFailed,
     io_struct.ControlOutput,
 )
-"""What travels between tokenizers, scheduler and detokenizer."""
+"""The structs that travel between tokenizers, scheduler and detokenizer."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _ENVELOPE: Final = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
@@ -53,7 +53,7 @@ class Wire:
         self._known = ", ".join(self._decoders)
 
     def encode(self, item: msgspec.Struct) -> bytes:
-        """Raises WireError: a struct that does not travel, a value in it that msgpack cannot hold (text with
+        """Raises WireError for a struct that is not in the list, a value that msgpack cannot hold (text with
         lone surrogates, integers beyond 64 bits, other objects), or more than `max_bytes`."""
         tag = self._tags.get(type(item))
         if tag is None:
@@ -66,8 +66,8 @@ class Wire:
         return data
 
     def decode(self, data: bytes | bytearray | memoryview) -> msgspec.Struct:
-        """Raises WireError: too long, cut short, not msgpack, another version, an unknown tag, or fields that
-        do not fit the struct; it names which."""
+        """Raises WireError if the data is too long, truncated, not msgpack, of another version, or has an
+        unknown tag or fields that do not fit the struct; the message says which."""
         self._check_size(len(data), "message")
         try:
             version, tag, body = _ENVELOPE.decode(data)
@@ -96,7 +96,7 @@ PIPELINE: Final = Wire(WIRE_TYPES)
 
 
 def _version_of(data: bytes | bytearray | memoryview) -> int:
-    """The version of a message that is otherwise none of ours; ours where there is none."""
+    """The version of a message that is otherwise invalid; our version if it has none."""
     try:
         parts = _VERSION.decode(data)
         return _NUMBER.decode(parts[0]) if parts else WIRE_VERSION

@@ -1,10 +1,11 @@
 """Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder, or over TCP.
 
-Many senders, one receiver, nothing ever waits for ever: a sender gives up after its deadline, a full queue is
-an error, closing lingers only so long. It knows bytes and sockets; what the structs mean is not its business.
+Many senders, one receiver, and nothing waits for ever: a sender has a deadline, a full queue is an error,
+closing lingers for a limited time. It knows bytes and sockets, not the structs' meaning.
 
-Over TCP all is encrypted (CURVE). The receiver's key pair follows from the key of the run; its public half
-never travels, and who does not know it cannot even greet: no byte of a message is read from a stranger.
+Over TCP everything is encrypted (CURVE). The receiver's key pair is derived from the run's key. Its public
+half is never sent, and without it a peer cannot complete the handshake: no byte of a stranger's message is
+read.
 """
 
 from __future__ import annotations
@@ -31,19 +32,18 @@ from runtime.protocol.errors import InternalFault, WireError
 log = logging.getLogger(__name__)
 
 QUEUE_MESSAGES = 20_000
-"""Messages that may wait on each side of one connection."""
+"""Maximum number of queued messages on each side of one connection."""
 RECONNECT_MS = 20
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder that only this user can enter, or check that an existing one is such. Raises
-    InternalFault."""
+    """Create a folder that only this user can enter, or check an existing one. Raises InternalFault."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         raise InternalFault(f"cannot be made: {error.strerror or error}", where=str(folder)) from error
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise InternalFault(
             "other users can enter this folder; sockets in it would not be private",
             where=str(folder),
@@ -53,7 +53,7 @@ def make_folder(folder: Path) -> Path:
 
 
 class _End:
-    """What both ends have: the socket, not opened yet. Raises InternalFault."""
+    """The common part of both ends: the socket, not opened yet. Raises InternalFault."""
 
     def __init__(self, kind: int, url: str, key: bytes | None, wire: Wire) -> None:
         self.url, self._key, self._wire = url, key, wire
@@ -69,8 +69,8 @@ class _End:
         self._socket.setsockopt(zmq.IPV6, 1)
 
     def _receiver_key(self, key: bytes) -> bytes:
-        made: bytes = z85.encode(hmac.digest(key, b"sglang-dsl mailbox receiver", "sha256"))
-        return made
+        encoded: bytes = z85.encode(hmac.digest(key, b"sglang-dsl mailbox receiver", "sha256"))
+        return encoded
 
     def _open(self, how: Callable[[str], object]) -> None:
         try:
@@ -82,7 +82,7 @@ class _End:
 
 
 class ZmqOutbox(_End):
-    """The sending end; the receiver may come later or earlier. Safe to use from any thread."""
+    """The sending end; the receiver may start later. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class ZmqOutbox(_End):
         linger_s: float = LINGER_S,
         queue: int = QUEUE_MESSAGES,
     ) -> None:
-        """timeout_s: how long `send` may wait for room. queue: messages that may wait here. linger_s: how
-        long `close` may wait until what was sent is out."""
+        """timeout_s: how long `send` waits if the queue is full. queue: messages that may wait here.
+        linger_s: how long `close` waits until sent messages are out."""
         super().__init__(zmq.PUSH, url, key, wire)
         self._timeout_s = timeout_s
         self._socket.setsockopt(zmq.SNDHWM, queue)
@@ -107,8 +107,8 @@ class ZmqOutbox(_End):
         self._open(self._socket.connect)
 
     def send(self, item: msgspec.Struct) -> None:
-        """Raises WireError for what cannot travel (nothing was sent), MailboxClosed after `close`,
-        MailboxFull when the other side took nothing for timeout_s."""
+        """Raises WireError for an item that cannot be encoded (nothing was sent), MailboxClosed after
+        `close`, MailboxFull if the other side did not read for timeout_s."""
         data = self._wire.encode(item)
         deadline = time.monotonic() + self._timeout_s
         if not self._lock.acquire(timeout=max(0.0, self._timeout_s)):
@@ -139,13 +139,13 @@ class ZmqOutbox(_End):
 
 
 class ZmqInbox(_End):
-    """The receiving end, which makes the socket. One thread receives; any thread may close."""
+    """The receiving end, which creates the socket. One thread receives; any thread may close."""
 
     def __init__(
         self, url: str, key: bytes | None = None, wire: Wire = PIPELINE, *, queue: int = QUEUE_MESSAGES
     ) -> None:
-        """`url` names the port once it is open. Raises InternalFault: its folder is open to others, or the
-        socket cannot be made."""
+        """`url` has the port once it is open. Raises InternalFault if its folder is open to others, or the
+        socket cannot be created."""
         super().__init__(zmq.PULL, url, key, wire)
         self.malformed = 0
         self._queue = queue
@@ -165,7 +165,7 @@ class ZmqInbox(_End):
         self._poller.register(self._wake_read, zmq.POLLIN)
 
     def receive(self, timeout: float | None) -> list[Any]:
-        """As Inbox says. A message that is none of ours is logged, counted in `malformed` and dropped."""
+        """As in Inbox. An invalid message is logged, counted in `malformed` and dropped."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
@@ -183,8 +183,8 @@ class ZmqInbox(_End):
                 self._poller.poll(None if left is None else max(1, int(left * 1000)))
 
     def close(self) -> None:
-        """What has arrived can still be received; the receiver that then finds nothing releases the socket.
-        When nothing has arrived and nobody receives, it is released here."""
+        """Messages that have arrived can still be received; the receiver that then finds none releases the
+        socket. If none have arrived and no thread receives, it is released here."""
         with self._wakes:  # as soon as it is closing, a receiver may release the pipe
             if self._closing:
                 return
