@@ -1,7 +1,7 @@
-"""JSON read while it is being written: text comes in pieces, split anywhere, and the value so far is there
-after each.
+"""JSON parsed while it is being written: text comes in pieces, split anywhere, and the value so far is
+available after each.
 
-Every character is looked at once. What is shown is never taken back: a number, `true`, `false` or `null`
+Every character is processed once. A value that was shown never changes: a number, `true`, `false` or `null`
 appears when it has ended, a name with the beginning of its value, a string character by character without
 half an escape or half a surrogate pair. The grammar is RFC 8259's. It knows no schema and no tokens.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 MAX_DEPTH: Final = 1000
-"""Levels of objects and arrays, at most."""
+"""Maximum depth of objects and arrays."""
 
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
@@ -23,15 +23,15 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _ESCAPES: Final = {
     '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
 }  # fmt: skip
-_WORDS: Final[dict[str, tuple[str, bool | None]]] = {
+_LITERALS: Final[dict[str, tuple[str, bool | None]]] = {
     "t": ("true", True), "f": ("false", False), "n": ("null", None),
 }  # fmt: skip
 _CUT: Final = "\ufffd"
-"""Stands for half of a surrogate pair, which is no character."""
+"""Replaces half of a surrogate pair, which is not a character."""
 
 # What may come next.
 _VALUE, _ITEM, _KEY, _NAME, _COLON, _AFTER, _STRING, _IN_NAME, _IN_NUMBER, _IN_WORD, _DONE = range(11)
-_WANTED: Final = {
+_EXPECTED: Final = {
     _VALUE: "a value", _ITEM: "a value or ']'", _KEY: "a name or '}'", _NAME: "a name",
     _COLON: "':'", _AFTER: "',' or an end",
 }  # fmt: skip
@@ -48,10 +48,10 @@ class JsonStreamError(ValueError):
 
 
 class JsonEvent(NamedTuple):
-    """What became known of the value at `path` (names and numbers of items from the root, which is ()).
+    """News about the value at `path` (names and indices from the root, which is ()).
 
-    complete    the value has ended, and `value` is all of it. Else an object or array has begun (`value` is
-                empty), or a string goes on (`value` is its new piece; "" where it has just begun)
+    complete    the value has ended, and `value` is all of it. Otherwise an object or array has begun (`value`
+    is empty), or a string continues (`value` is its new piece; "" if it has just begun)
     """
 
     path: tuple[str | int, ...]
@@ -60,7 +60,7 @@ class JsonEvent(NamedTuple):
 
 
 class JsonStream:
-    """Feed pieces, then close(). `strings`: show strings while they are being written."""
+    """feed() pieces, then close(). `strings`: show strings while they are being written."""
 
     def __init__(self, *, strings: bool = True) -> None:
         self._strings = strings
@@ -70,12 +70,12 @@ class JsonStream:
         self._open: list[dict[str, Any] | list[Any]] = []
         self._names: list[str] = []
         self._path: tuple[str | int, ...] = ()
-        # The string, name, number or word under way.
+        # The current string, name, number or literal.
         self._parts: list[str] = []
         self._escape = ""
         self._high = 0
         self._word: tuple[str, bool | None] = ("", None)
-        self._told = 0
+        self._emitted = 0
         self._begun = False
         self._events: list[JsonEvent] = []
         self._offset, self._lines, self._line_start = 0, 0, 0
@@ -89,18 +89,18 @@ class JsonStream:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole document is there. A number on its own ends with close()."""
+        """Whether the document has ended. A lone number ends with close()."""
         return self._mode == _DONE
 
     @property
     def started(self) -> bool:
-        """Whether there is anything to show."""
+        """Whether there is a value to show."""
         return self._root is not _NOTHING or bool(self._open) or self._shown_string()
 
     @property
     def value(self) -> Any:
-        """The value so far; None where nothing has `started`. Ended parts are shared between the values of
-        different moments, what is still open is copied: do not change it."""
+        """The value so far; None if nothing has `started`. Finished parts are shared between the values of
+        different moments, open parts are copied: do not change it."""
         if self._root is not _NOTHING:
             return self._root
         shown: Any = self._string_so_far() if self._shown_string() else _NOTHING
@@ -113,14 +113,15 @@ class JsonStream:
 
     @property
     def writing(self) -> tuple[str | int, ...] | None:
-        """The path in `value` of what is still being written: a shown string, else the innermost open object
-        or array. None where the value has ended, or has not `started`."""
+        """The path in `value` of the part being written: a shown string, else the innermost open object or
+        array. None if the value has ended, or not `started`."""
         if self._root is not _NOTHING or not self.started:
             return None
-        return self._place() if self._shown_string() else self._path
+        return self._value_path() if self._shown_string() else self._path
 
     def feed(self, text: str) -> list[JsonEvent]:
-        """Read on; what became known. Raises JsonStreamError with the place of what is no JSON."""
+        """Continue reading; returns the new events. Raises JsonStreamError with the position of invalid
+        JSON."""
         if self._error is not None:
             raise self._error
         steps, at, end = self._steps, 0, len(text)
@@ -135,7 +136,7 @@ class JsonStream:
         return events
 
     def close(self) -> list[JsonEvent]:
-        """The text has ended. Raises JsonStreamError where it ends too early."""
+        """End of the text. Raises JsonStreamError if it ends too early."""
         if self._error is not None:
             raise self._error
         if self._mode == _IN_NUMBER:
@@ -145,12 +146,14 @@ class JsonStream:
                 raise self._fail(wrong.what, "", 0) from None
         if self._mode != _DONE:
             inside = _INSIDE.get(self._mode)
-            told = f"the text ends inside {inside}" if inside else f"the text ends where {self._wanted()}"
-            raise self._fail(told, "", 0)
+            message = (
+                f"the text ends inside {inside}" if inside else f"the text ends where {self._expected()}"
+            )
+            raise self._fail(message, "", 0)
         events, self._events = self._events, []
         return events
 
-    # -- steps: each reads on from `at` and says where it came to --------------------------------------------
+    # -- steps: each reads from `at` and returns where it stopped --------------------------------------------
 
     def _value(self, text: str, at: int) -> int:
         char = text[at]
@@ -161,15 +164,15 @@ class JsonStream:
         elif char == "-" or "0" <= char <= "9":
             self._mode = _IN_NUMBER
             return at
-        elif char in _WORDS:
-            self._mode, self._word = _IN_WORD, _WORDS[char]
+        elif char in _LITERALS:
+            self._mode, self._word = _IN_WORD, _LITERALS[char]
             return at
         elif char in " \t\n\r":
             return _past_space(text, at)
         elif char == "]" and self._mode == _ITEM:
             self._leave()
         else:
-            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
         return at + 1
 
     def _key(self, text: str, at: int) -> int:
@@ -181,7 +184,7 @@ class JsonStream:
         elif char == "}" and self._mode == _KEY:
             self._leave()
         else:
-            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
         return at + 1
 
     def _colon(self, text: str, at: int) -> int:
@@ -190,7 +193,7 @@ class JsonStream:
             self._mode = _VALUE
             return at + 1
         if char not in " \t\n\r":
-            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
         return _past_space(text, at)
 
     def _after(self, text: str, at: int) -> int:
@@ -202,7 +205,7 @@ class JsonStream:
         elif char == ("}" if isinstance(inside, dict) else "]"):
             self._leave()
         else:
-            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
         return at + 1
 
     def _done(self, text: str, at: int) -> int:
@@ -213,11 +216,11 @@ class JsonStream:
     def _string(self, text: str, at: int) -> int:
         if self._escape:
             return self._escaped(text, at)
-        found = _PLAIN.match(text, at)
-        if found is not None:
+        match = _PLAIN.match(text, at)
+        if match is not None:
             self._alone()
-            self._parts.append(found[0])
-            at = found.end()
+            self._parts.append(match[0])
+            at = match.end()
             if at == len(text):
                 return at
         char = text[at]
@@ -262,14 +265,14 @@ class JsonStream:
             self._parts.append(_CUT if 0xDC00 <= code < 0xE000 else chr(code))
 
     def _alone(self) -> None:
-        """The first half of a pair that waits stays without its second."""
+        """The waiting first half of a pair gets no second half."""
         if self._high:
             self._parts.append(_CUT)
             self._high = 0
 
     def _end_string(self) -> None:
         string = "".join(self._parts)
-        self._parts, self._told, self._begun = [], 0, False
+        self._parts, self._emitted, self._begun = [], 0, False
         if self._mode == _STRING:
             self._put(string)
         else:
@@ -277,20 +280,20 @@ class JsonStream:
             self._mode = _COLON
 
     def _number(self, text: str, at: int) -> int:
-        found = _DIGITS.match(text, at)
-        if found is not None:
-            self._parts.append(found[0])
-            return found.end()
+        match = _DIGITS.match(text, at)
+        if match is not None:
+            self._parts.append(match[0])
+            return match.end()
         self._end_number(at)
         return at
 
     def _end_number(self, at: int) -> None:
         text, self._parts = "".join(self._parts), []
-        found = _NUMBER.fullmatch(text)
-        if found is None:
+        match = _NUMBER.fullmatch(text)
+        if match is None:
             raise _Wrong(f"{text[:80]!r} is no number", at)
         try:
-            self._put(float(text) if found[1] or found[2] else int(text))
+            self._put(float(text) if match[1] or match[2] else int(text))
         except ValueError as error:
             raise _Wrong(f"the number {text[:20]}... cannot be held: {error}", at) from None
 
@@ -309,7 +312,7 @@ class JsonStream:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _place(self) -> tuple[str | int, ...]:
+    def _value_path(self) -> tuple[str | int, ...]:
         """The path of the value that is being written."""
         if not self._open:
             return ()
@@ -319,7 +322,7 @@ class JsonStream:
     def _enter(self, inside: dict[str, Any] | list[Any], at: int) -> None:
         if len(self._open) >= MAX_DEPTH:
             raise _Wrong(f"there are more than {MAX_DEPTH} levels", at)
-        self._path = self._place()
+        self._path = self._value_path()
         self._open.append(inside)
         self._names.append("")
         is_object = isinstance(inside, dict)
@@ -334,7 +337,7 @@ class JsonStream:
 
     def _put(self, value: Any) -> None:
         """A value has ended."""
-        self._events.append(JsonEvent(self._place(), value, True))
+        self._events.append(JsonEvent(self._value_path(), value, True))
         if not self._open:
             self._root, self._mode = value, _DONE
             return
@@ -349,20 +352,20 @@ class JsonStream:
         return self._strings and self._mode == _STRING
 
     def _string_so_far(self) -> str:
-        """In one part from then on, so that asking again and again does not join the same parts each time."""
+        """Joined into one part, so that repeated calls do not join the same parts again."""
         if len(self._parts) != 1:
-            self._parts, self._told = ["".join(self._parts)], 1
+            self._parts, self._emitted = ["".join(self._parts)], 1
         return self._parts[0]
 
     def _tell_string(self) -> None:
-        """The event of a string that goes on."""
-        if self._shown_string() and (self._begun or len(self._parts) > self._told):
-            piece = "".join(self._parts[self._told :])
-            self._events.append(JsonEvent(self._place(), piece, False))
-            self._told, self._begun = len(self._parts), False
+        """Add an event for a string that continues."""
+        if self._shown_string() and (self._begun or len(self._parts) > self._emitted):
+            piece = "".join(self._parts[self._emitted :])
+            self._events.append(JsonEvent(self._value_path(), piece, False))
+            self._emitted, self._begun = len(self._parts), False
 
-    def _wanted(self) -> str:
-        return f"{_WANTED[self._mode]} should be"
+    def _expected(self) -> str:
+        return f"{_EXPECTED[self._mode]} should be"
 
     def _count(self, text: str, end: int) -> None:
         lines = text.count("\n", 0, end)
@@ -384,16 +387,16 @@ class _Wrong(Exception):
 
 
 def _past_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
 
 
 def is_prefix(partial: Any, final: Any) -> bool:
-    """Whether `partial` may have been shown on the way to `final`.
+    """Whether `partial` may be an earlier value of `final`.
 
-    Strings: the beginning. Arrays: the first items, all but the last equal and the last a prefix. Objects:
-    the first members, in the same way. Other values: equal, and of one type. (A text that writes a name twice
-    shows the first value until the second one comes, as the last one wins.)
+    Strings: a prefix. Arrays: the first items, all but the last equal and the last a prefix. Objects: the
+    first members, in the same way. Other values: equal, and of the same type. (If a text has a name twice,
+    the first value is shown until the second one comes; the last one wins.)
     """
     match partial, final:
         case str(), str():

@@ -1,7 +1,5 @@
 """A model's output on its way to a client: text deltas -> reasoning splitter -> tool-call splitter -> events.
-
-Every API renders the same events. Knows no API, no ids and no tokenizer.
-"""
+Every API renders the same events. Knows no API, no ids and no tokenizer."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContentDelta(msgspec.Struct, frozen=True, gc=False):
-    """Empty where a delta has log-probabilities and no content: they go with an event of this kind."""
+    """Empty if a delta has log-probabilities but no content: they are sent with an event of this kind."""
 
     text: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
-    """index: which call of the reply. The first delta of a call has its name; arguments: the next piece of
+    """index: of the call in the reply. The first delta of a call has its name; arguments: the next piece of
     their JSON."""
 
     index: int
@@ -40,7 +38,7 @@ ReplyEvent: TypeAlias = ReasoningDelta | ContentDelta | ToolCallDelta
 
 
 class ToolCallSplitter(Protocol):
-    """Takes the text after the reasoning apart, in pieces of any size: the same events add up."""
+    """Splits the text after the reasoning, in pieces of any size: the events add up to the same result."""
 
     def feed(self, text: str) -> list[ReplyEvent]: ...
 
@@ -58,7 +56,7 @@ class NoToolCalls:
 
 
 class ToolCalls:
-    """Calls in a format of models."""
+    """Calls in a model's format."""
 
     def __init__(self, parser: FunctionCallParser) -> None:
         self._parser = parser
@@ -70,14 +68,14 @@ class ToolCalls:
         return _events(self._parser.parse_stream_end())
 
 
-def _events(found: StreamingParseResult) -> list[ReplyEvent]:
-    content: list[ReplyEvent] = [ContentDelta(found.normal_text)] if found.normal_text else []
-    return content + [ToolCallDelta(item.tool_index, item.name, item.parameters) for item in found.calls]
+def _events(result: StreamingParseResult) -> list[ReplyEvent]:
+    content: list[ReplyEvent] = [ContentDelta(result.normal_text)] if result.normal_text else []
+    return content + [ToolCallDelta(item.tool_index, item.name, item.parameters) for item in result.calls]
 
 
 def was_cut(meta: Mapping[str, Any]) -> bool:
-    """Whether an output breaks off within its constraint, or the engine wrote its end instead of the model
-    (closed_by_budget): a call in it is not to be made."""
+    """Whether an output stops within its constraint, or the engine wrote its end instead of the model
+    (closed_by_budget): then a call at its end is not valid."""
     unfinished = (meta.get("finish_reason") or {}).get("unfinished")
     return unfinished is not None or _closed(meta)
 
@@ -86,28 +84,27 @@ def _closed(meta: Mapping[str, Any]) -> bool:
     return bool((meta.get("grammar") or {}).get("closed_by_budget"))
 
 
-def _says(event: ReplyEvent) -> bool:
-    """Whether it shows that the reasoning is over."""
+def _ends_reasoning(event: ReplyEvent) -> bool:
+    """Whether the event shows that the reasoning has ended."""
     return not isinstance(event, ContentDelta) or bool(event.text)
 
 
 class ReplyParser:
-    """One reply. Fed the deltas of a stream, or a whole output, it holds what came of it:
+    """One reply. It is fed the deltas of a stream, or a whole output, and keeps the results:
 
     events      of the last delta
     output      the last delta itself; None before the first
-    is_first    it was the first
-    reasoning   all of it so far, None where the reply has none
+    is_first    whether it was the first
+    reasoning   all of it so far, None if the reply has none
     content     all of it so far
     calls       [name, arguments' JSON] of each tool call so far
 
-    The end of an output that was_cut() makes no call: where none has begun, the text is content; one that a
-    stream has begun stays as the model left it, without what the engine wrote.
+    The end of an output that was_cut() creates no call: if none has begun, the text is content; a call that a
+    stream has begun stays as the model left it, without the engine's text.
 
-    marks: of the model's reasoning; None: it is not kept apart. apart: it is kept apart wherever the text
-    shows it, not only where it was asked for. kind: how such a model marks it, where that was said. held: all
-    of it is given out at its end. Unless the output was cut, any split of it into deltas gives the same
-    reasoning and content.
+    marks: of the model's reasoning; None: it is not separated. apart: separate it whenever the text shows it,
+    not only if it was requested. kind: how such a model marks it, if given. held: return all reasoning at its
+    end. Unless the output was cut, any split of it into deltas gives the same reasoning and content.
     """
 
     def __init__(
@@ -124,11 +121,11 @@ class ReplyParser:
         self.is_first = True
         self._marks, self._tools = marks, tools or NoToolCalls()
         self._apart, self._kind, self._held = apart and marks is not None, kind, held
-        self._untold: list[str] = []  # reasoning that is held
+        self._untold: list[str] = []  # held reasoning
         self._splitter: AnySplitter | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
-        self._answer: list[str] = []  # all text after the reasoning, until a call begins
+        self._answer: list[str] = []  # the text after the reasoning, until a call begins
         self.calls: list[list[str]] = []
 
     @property
@@ -139,7 +136,7 @@ class ReplyParser:
 
     @property
     def may_reason(self) -> bool:
-        """Whether it is not known yet that there is no reasoning."""
+        """Whether reasoning is still possible."""
         return self._apart and not self._content and not self.calls
 
     @property
@@ -148,7 +145,7 @@ class ReplyParser:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Of the last delta."""
+        """The meta_info of the last delta."""
         return {} if self.output is None else self.output.meta
 
     def feed(self, output: OutputDelta) -> None:
@@ -177,7 +174,7 @@ class ReplyParser:
         if reasoning:
             self._reasoning.append(reasoning)
             self._untold.append(reasoning)
-        if self._untold and (ended or not self._held or any(map(_says, events))):
+        if self._untold and (ended or not self._held or any(map(_ends_reasoning, events))):
             events = [ReasoningDelta("".join(self._untold)), *events]
             self._untold.clear()
         self.events = events
@@ -200,10 +197,10 @@ class ReplyParser:
         return events + self._tools.end() if ended else events
 
     def _seen(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
-        """Reasoning that the text shows, or that the prompt began."""
+        """Reasoning in the text, or begun by the prompt."""
         if self._splitter is None:
             begun = output.meta.get("reasoning_begun")
-            if begun is False:  # the prompt has ended it
+            if begun is False:  # the prompt closed it
                 self._apart = False
                 return "", output.text
             if self._kind is not None and (begun is None or self._kind.kept):
@@ -219,7 +216,7 @@ class ReplyParser:
     def _split(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
         meta = output.meta
         if not isinstance(self._splitter, ReasoningSplitter):
-            # Text that a constraint shaped is exact; any other begins with what separates it from the mark.
+            # Constrained text is exact; other text begins with the separator after the mark.
             self._splitter = ReasoningSplitter(
                 [marks], begun=True, boundary_given=True, exact="grammar" in meta
             )

@@ -1,4 +1,4 @@
-"""JSON schemas rewritten: a change made to a schema and every schema within it; schemas shortened for a
+"""Rewrites JSON schemas: applies a change to a schema and every schema within it; shortens schemas for a
 model."""
 
 from __future__ import annotations
@@ -7,34 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _DEEPEST = 64
-# The keys of these are names that the schema's author chose.
+# Their keys are names chosen by the schema's author.
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-# These hold values, not schemas.
+# Their contents are values, not schemas.
 _VALUES = frozenset(("enum", "const", "default", "examples"))
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], depth: int = 0) -> Any:
-    """A copy of the schema to which `change` was applied, to the innermost schemas first. What is nested
-    deeper than 64 levels stays as it is."""
+    """A copy of the schema with `change` applied, innermost schemas first. Parts nested deeper than 64 levels
+    stay unchanged."""
     if depth > _DEEPEST or isinstance(schema, str):
         return schema
     if isinstance(schema, Sequence):
         return [rewritten(one, change, depth + 1) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for word, value in schema.items():
         if word in _VALUES:
-            made[word] = value
+            changed[word] = value
         elif word in _NAMED and isinstance(value, Mapping):
-            made[word] = {name: rewritten(one, change, depth + 1) for name, one in value.items()}
+            changed[word] = {name: rewritten(one, change, depth + 1) for name, one in value.items()}
         else:
-            made[word] = rewritten(value, change, depth + 1)
-    return change(made)
+            changed[word] = rewritten(value, change, depth + 1)
+    return change(changed)
 
 
 def trimmed(schema: Any) -> Any:
-    """Without titles and defaults of null; `anyOf` of one type and null is that type."""
+    """Without titles and null defaults; `anyOf` of one type and null becomes that type."""
     return rewritten(schema, _shorter)
 
 

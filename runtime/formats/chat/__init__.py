@@ -1,10 +1,10 @@
-"""Chat formats: templates by name, by checkpoint and by Jinja. The names below are loaded when first used.
+"""Chat formats: templates by name, by checkpoint and by Jinja. The names below are loaded on first use.
 
-Which chat template an engine uses is decided once, in `processes/checkpoint/templates.py`: asked for, else
-the checkpoint's own Jinja, else by a registered matching function, else by its marks, else by its name
-(both are data in `formats/chat/families.py`, searched by `formats/chat/matching.py`), else none, and then
-turns are refused. A Jinja template is never replaced by the prefixes and suffixes derived from it
-(`formats/chat/derive.py`): these only say what holds of it.
+`processes/checkpoint/templates.py` chooses the chat template of an engine, once: the one in the options, else
+the checkpoint's own Jinja, else by a registered matching function, else by the checkpoint's marks, else by
+its name (marks and names are data in `formats/chat/families.py`, searched by `formats/chat/matching.py`),
+else none; then turns are refused. A Jinja template is never replaced by the prefixes and suffixes derived
+from it (`formats/chat/derive.py`), which only describe it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What one rendering of a template may spend: work and memory, as one number of units, and processor time.
+"""The budget of one rendering of a template: work and memory as a single number of units, and CPU time.
 
-It knows values, not Jinja's environment; the sandbox spends.
+It knows values, not Jinja's environment; the sandbox spends the budget.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any
 import jinja2
 
 TIME_LIMIT_S = 0.8
-"""Of the thread's own processor time."""
+"""CPU time of the thread."""
 TIME_PER_INPUT_CHARACTER_S = 5e-7
 UNITS = 24 << 20
-"""For one rendering, besides UNITS_PER_INPUT_CHARACTER. A character of a new text is one unit (of one to four
-bytes)."""
+"""For one rendering, in addition to UNITS_PER_INPUT_CHARACTER. A character of a new text is one unit (one to
+four bytes)."""
 UNITS_PER_INPUT_CHARACTER = 16
 OBJECT = 32
-"""Units of a new object, and of a round of a loop."""
+"""Units of a new object, and of one iteration of a loop."""
 ITEM = 8
 FIRST_LOOK_S = 0.01
-"""By the clock. Asking for processor time is a system call, which most renderings do without."""
+"""Elapsed time before the first check. Reading the CPU time is a system call, which most renderings avoid."""
 LITTLE = 1 << 14
-"""Units. If less was spent, time that passed was a pause of the machine and not the template's."""
+"""Units. If less was spent, the elapsed time was a pause of the machine and not the template's work."""
 MAX_INT_BITS = 4096
 
 
 class Limit(jinja2.TemplateError):
-    """The template met a limit of the sandbox."""
+    """The template exceeded a limit of the sandbox."""
 
 
 class Budget:
-    """For one rendering. values: its input, whose texts add to it.
+    """The budget of one rendering. values: its input, whose texts increase it.
 
-    No value may grow beyond the whole budget, so a single operation of Python on it (printing, comparing,
-    sorting) takes a fraction of a second, and time is looked at between operations.
+    No value may grow beyond the whole budget. So a single operation of Python on it (printing, comparing,
+    sorting) takes a fraction of a second, and the time is checked between operations.
     """
 
     def __init__(self, values: Any = None, time_limit_s: float = TIME_LIMIT_S) -> None:
@@ -45,11 +45,11 @@ class Budget:
         self._left = self._whole = UNITS
         self._look_at = time.monotonic() + FIRST_LOOK_S
         self._busy_until = 0.0
-        # id -> (the container, kept so that its id is not used again; its size). No container ever changes.
+        # id -> (the container, kept alive so that its id is not reused; its size). Containers never change.
         self._sizes: dict[int, tuple[Any, int]] = {}
 
     def spend(self, units: int) -> None:
-        """Before an operation that needs so much. Raises Limit."""
+        """Called before an operation that needs `units`. Raises Limit."""
         self._left -= units
         if self._left < 0:
             self._add_input()
@@ -59,7 +59,7 @@ class Budget:
             self._look()
 
     def _look(self) -> None:
-        """Whether the time is up. Processor time never grows faster than the clock."""
+        """Check the time limit. CPU time never grows faster than elapsed time."""
         self._add_input()
         now = time.thread_time()
         if not self._busy_until:
@@ -69,7 +69,8 @@ class Budget:
         self._look_at = time.monotonic() + max(self._busy_until - now, FIRST_LOOK_S)
 
     def _add_input(self) -> None:
-        """Once, and only for what is not rendered at once: counting takes as long as a usual rendering."""
+        """Done once, and only for renderings that take longer: counting takes as long as a usual
+        rendering."""
         if self._values is not None:
             characters, self._values = _characters(self._values), None
             self._limit_s += TIME_PER_INPUT_CHARACTER_S * characters
@@ -80,8 +81,8 @@ class Budget:
         return Limit(f"the template does too much work: it makes more than {self._whole >> 20} MiB of text")
 
     def size(self, value: Any) -> int:
-        """Units of `value` when printed, roughly. A value that is in it twice counts twice. Raises Limit if
-        it exceeds the whole budget."""
+        """Approximate units of `value` when printed. A value that it contains twice counts twice. Raises
+        Limit if it exceeds the whole budget."""
         if isinstance(value, str):
             return OBJECT + len(value)
         if not isinstance(value, (list, tuple, dict, set, frozenset)):
@@ -101,7 +102,7 @@ class Budget:
         return size
 
     def new(self, value: Any) -> Any:
-        """Accounts for `value`, which an operation returned. Raises Limit."""
+        """Account for `value`, the result of an operation. Raises Limit."""
         if isinstance(value, str):
             self.spend(OBJECT + len(value))
         elif isinstance(value, (list, tuple, dict, set, frozenset)):
@@ -115,17 +116,17 @@ class Budget:
 
 
 BUDGET: ContextVar[Budget] = ContextVar("sglang_dsl_template_budget")
-"""Of the rendering in progress."""
+"""The budget of the current rendering."""
 
 
 class Rounds:
-    """What a loop runs over. Each round spends `units`."""
+    """An iterable for loops. Each iteration spends `units`."""
 
     def __init__(self, values: Iterable[Any], units: int, budget: Budget) -> None:
         self._values, self._units, self._budget = values, units, budget
 
     def __len__(self) -> int:
-        return len(self._values)  # type: ignore[arg-type] # on a TypeError jinja2 counts
+        return len(self._values)  # type: ignore[arg-type] # jinja2 handles a TypeError
 
     def __iter__(self) -> Iterator[Any]:
         spend, units = self._budget.spend, self._units
@@ -135,7 +136,7 @@ class Rounds:
 
 
 def _characters(value: Any) -> int:
-    """Of the texts in a request's values, roughly."""
+    """Approximate number of characters in a request's values."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

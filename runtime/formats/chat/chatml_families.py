@@ -1,7 +1,5 @@
-"""The families of chat templates that write ChatML: a mark and the role, a line break, the text, a mark.
-
-Only data: see families.
-"""
+"""The families of chat templates that use ChatML: a mark and the role, a line break, the text, a mark. Only
+data: see families."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 _IM_END = ("<|im_end|>",)
 _HELPFUL = "You are a helpful assistant."
 
-# As such: Hermes 2 and 3 write it, and many others.
+# Plain ChatML, as used by Hermes 2 and 3 and many others.
 CHATML = Family(
     templates=(
         ChatTemplate("chatml", None, CHATML_TURNS, _IM_END),
@@ -55,8 +53,8 @@ LLAVA = Family(
     ),
 )
 
-# Qwen, 1 to 3, with QwQ. They differ in the system prompt that stands there if none is given. Qwen3 and
-# QwQ think first; the templates here neither force nor forbid it.
+# Qwen, 1 to 3, with QwQ. They differ in the default system prompt. Qwen3 and QwQ think first; the templates
+# here neither force nor forbid it.
 _QWEN_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 _VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 QWEN = Family(
@@ -128,7 +126,7 @@ YI = Family(
     ),
 )
 
-# InternVL 2.5 and 3, Intern-S1: each with a system prompt of its own.
+# InternVL 2.5 and 3, Intern-S1: each has its own system prompt.
 _INTERNVL = (
     "你是书生·万象，英文名是InternVL，"
     "是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
@@ -179,7 +177,7 @@ SMOLLM = Family(
     names=(Named("smollm2", r"smollm2.*instruct(?![a-z])"), Named("smollm3", r"smollm3")),
 )
 
-# DBRX Instruct: the line break stands before a turn instead of after it.
+# DBRX Instruct: the line break is before a turn instead of after it.
 _DBRX_PROMPT = (
     "You are DBRX, created by Databricks. You were last updated in December 2023. You answer questions "
     "based on information available up to that point.\n"

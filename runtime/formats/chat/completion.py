@@ -1,4 +1,4 @@
-"""Completion templates: what stands around a hole in a text, as models trained to fill it expect it.
+"""Fill-in-the-middle templates: the marks around a hole in a text, for models trained to fill it.
 
 Text in, text out; it knows no model. The tokens are those of the model cards of deepseek-coder, StarCoder and
 Qwen2.5-Coder.
@@ -15,7 +15,7 @@ from runtime.protocol.registry import UnknownName
 
 
 class HoleAt(Enum):
-    """Where the token of the hole stands: between prefix and suffix, or after both."""
+    """The position of the hole's token: between prefix and suffix, or after both."""
 
     MIDDLE = auto()
     END = auto()
@@ -23,7 +23,7 @@ class HoleAt(Enum):
 
 @dataclass(frozen=True)
 class CompletionTemplate:
-    """begin + prefix + middle-token and suffix in the order that `hole` says + end."""
+    """begin + prefix, middle-token and suffix in the order of `hole`, + end."""
 
     name: str
     begin: str
@@ -32,7 +32,7 @@ class CompletionTemplate:
     hole: HoleAt
 
     def render(self, prompt: str, suffix: str) -> str:
-        """The prompt after which the model writes what stands between `prompt` and `suffix`."""
+        """The prompt for the text between `prompt` and `suffix`."""
         if self.hole is HoleAt.MIDDLE:
             return f"{self.begin}{prompt}{self.middle}{suffix}{self.end}"
         return f"{self.begin}{prompt}{self.end}{suffix}{self.middle}"
@@ -43,8 +43,8 @@ class CompletionTemplate:
 
 
 _TEMPLATES: dict[str, CompletionTemplate] = {
-    made.name: made
-    for made in (
+    template.name: template
+    for template in (
         CompletionTemplate(
             "deepseek-coder", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", HoleAt.MIDDLE
         ),
@@ -57,9 +57,8 @@ _TEMPLATES: dict[str, CompletionTemplate] = {
 def register_completion_template(
     template: CompletionTemplate, *, replace: bool = False
 ) -> CompletionTemplate:
-    """Make `template` known under its name. Another one under a taken name is a ValueError unless
-    `replace`.
-    """
+    """Register `template` under its name. Raises ValueError if the name is taken by another one, unless
+    `replace`."""
     if not replace and _TEMPLATES.get(template.name, template) != template:
         raise ValueError(f"another completion template is registered as {template.name!r}; pass replace=True")
     _TEMPLATES[template.name] = template
@@ -68,14 +67,14 @@ def register_completion_template(
 
 def get_completion_template(name: str) -> CompletionTemplate:
     """The template registered under `name`; UnknownName (a KeyError) lists the known ones."""
-    found = _TEMPLATES.get(name)
-    if found is None:
+    template = _TEMPLATES.get(name)
+    if template is None:
         raise UnknownName(f"unknown completion template {name!r}; known: {', '.join(sorted(_TEMPLATES))}")
-    return found
+    return template
 
 
 def choose_completion_template(name: str | None) -> CompletionTemplate | None:
-    """What an engine's option says; None for None. Raises BadRequest that lists the known names."""
+    """The template of an engine's option; None for None. Raises BadRequest listing the known names."""
     if name is None:
         return None
     try:
@@ -85,13 +84,13 @@ def choose_completion_template(name: str | None) -> CompletionTemplate | None:
 
 
 def fitting_completion_templates(knows: Callable[[str], bool]) -> list[CompletionTemplate]:
-    """The templates whose marks a tokenizer has, one of those that are written alike. `knows`: whether a text
-    is one of its tokens."""
-    found: dict[tuple[str, str, str, HoleAt], CompletionTemplate] = {}
+    """The templates whose marks a tokenizer has, without duplicates of the same format. `knows`: whether a
+    text is one of its tokens."""
+    templates: dict[tuple[str, str, str, HoleAt], CompletionTemplate] = {}
     for template in completion_template_registry.values():
         if all(knows(mark) for mark in template.stop_str):
-            found.setdefault((template.begin, template.middle, template.end, template.hole), template)
-    return list(found.values())
+            templates.setdefault((template.begin, template.middle, template.end, template.hole), template)
+    return list(templates.values())
 
 
 class _View(Mapping[str, CompletionTemplate]):

@@ -1,6 +1,7 @@
-"""A message's content in the shape that its template reads: parts for "openai", one text for "string".
+"""Converts a message's content to the shape that its template reads: parts for "openai", one text for
+"string".
 
-It sorts media out of the parts and into the request's lists. It fetches nothing and knows no template.
+It moves media from the parts to the request's lists. It fetches nothing and knows no template.
 """
 
 from __future__ import annotations
@@ -25,19 +26,18 @@ def process_content_for_template_format(
     *,
     index: int | None = None,
 ) -> dict[str, Any]:
-    """A copy of the message without keys that are None, its content in the format's shape.
+    """A copy of the message without keys that are None, with its content in the format's shape.
 
-    Content that is no list stays what it is. A list becomes, for "openai", the parts: text as it is,
+    Content that is not a list is unchanged. A list becomes, for "openai", the parts: text unchanged,
     image_url and input_image {"type": "image"}, video_url {"type": "video"}, audio_url and input_audio
-    {"type": "audio"}; what they point to is appended to the lists, and so is a part's own "modalities". For
-    "string" it becomes the text parts joined with one space, and media are not looked at. DeepSeek-V3.2's
-    encoding takes the joined text, and media are appended all the same.
+    {"type": "audio"}; their sources are appended to the lists, and so is a part's own "modalities". For
+    "string" it becomes the text parts joined with one space, and media are ignored. DeepSeek-V3.2's encoding
+    uses the joined text, and media are appended nevertheless.
 
-    Dropped, in any format: parts of another type, and parts that are no object (bare strings among them).
-
-    index: the message's place in its request, for errors. Raises ValueError for an unknown format; BadRequest
-    that names `messages[i].content[j]` for a part that says a known type and is malformed. The lists then are
-    as they were; the message is never changed.
+    Dropped in any format: parts of other types, and parts that are not objects (including bare strings).
+    index: the message's index in its request, for errors. Raises ValueError for an unknown format; BadRequest
+    naming `messages[i].content[j]` for a malformed part of a known type. The lists are unchanged then; the
+    message is never changed.
     """
     if content_format not in CONTENT_FORMATS:
         raise ValueError(f"Invalid content format: {content_format}")
@@ -61,9 +61,9 @@ def process_content_for_template_format(
             read = _READERS[kind](part, where)
             media.append(read)
             parts.append({"type": read.slot})
-    wanted: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
+    lists: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
     for one in media:
-        wanted[one.slot].append(one.data)
+        lists[one.slot].append(one.data)
         if one.modalities is not None:
             modalities.append(one.modalities)
     as_parts = content_format == "openai" and not use_dpsk_v32_encoding
@@ -77,39 +77,39 @@ class _Medium(NamedTuple):
 
 
 def _image(part: Mapping[str, Any], where: str) -> _Medium:
-    """{"image_url": {"url", "detail", "max_dynamic_patch"}}; an input_image may say its URL and detail
-    itself."""
+    """{"image_url": {"url", "detail", "max_dynamic_patch"}}; an input_image may have its URL and detail at
+    the top level."""
     if part["type"] == "input_image" and isinstance(part.get("image_url"), str):
         part = {**part, "image_url": {**part, "url": part["image_url"]}}
-    source, place = _object(part, "image_url", where)
+    source, source_path = _object(part, "image_url", where)
     detail = source.get("detail")
     if not isinstance(detail, str | None):
-        raise _malformed("detail", "a string", detail, place)
+        raise _malformed("detail", "a string", detail, source_path)
     patches = source.get("max_dynamic_patch")
     if patches is not None and (type(patches) is not int or patches < 1):
-        raise _malformed("max_dynamic_patch", "a positive integer", patches, place)
-    url = _required(source, "url", place)
+        raise _malformed("max_dynamic_patch", "a positive integer", patches, source_path)
+    url = _required(source, "url", source_path)
     return _Medium("image", ImageData(url, detail or "auto", patches), _modalities(part, where))
 
 
 def _video(part: Mapping[str, Any], where: str) -> _Medium:
-    source, place = _object(part, "video_url", where)
-    return _Medium("video", _required(source, "url", place), _modalities(part, where))
+    source, source_path = _object(part, "video_url", where)
+    return _Medium("video", _required(source, "url", source_path), _modalities(part, where))
 
 
 def _audio(part: Mapping[str, Any], where: str) -> _Medium:
-    source, place = _object(part, "audio_url", where)
-    return _Medium("audio", _required(source, "url", place), _modalities(part, where))
+    source, source_path = _object(part, "audio_url", where)
+    return _Medium("audio", _required(source, "url", source_path), _modalities(part, where))
 
 
 def _input_audio(part: Mapping[str, Any], where: str) -> _Medium:
-    """{"input_audio": {"data": base64, "format": "wav"}}, which becomes a data URI."""
-    source, place = _object(part, "input_audio", where)
-    data = _required(source, "data", place)
+    """{"input_audio": {"data": base64, "format": "wav"}}, converted to a data URI."""
+    source, source_path = _object(part, "input_audio", where)
+    data = _required(source, "data", source_path)
     if not data.startswith(("data:", "http://", "https://", "file://")):
         form = source.get("format")
         if not isinstance(form, str | None):
-            raise _malformed("format", "a string", form, place)
+            raise _malformed("format", "a string", form, source_path)
         data = f"data:audio/{form or 'wav'};base64,{data}"
     return _Medium("audio", data, _modalities(part, where))
 
@@ -130,15 +130,13 @@ MEDIA_SLOTS: Mapping[str, str] = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
-"""Type of a part -> the kind of media that it refers to."""
+"""Type of a part -> its kind of media."""
 PART_TYPES = ("text", *MEDIA_SLOTS)
 
 
 def check_parts(content: Any, index: int) -> None:
-    """Refuse what `process_content_for_template_format` would drop: in a request nothing may be lost.
-
-    Raises BadRequest that names `messages[index].content[j]`, the type found there and the known ones.
-    """
+    """Refuse parts that `process_content_for_template_format` would drop: nothing in a request may be lost.
+    Raises BadRequest naming `messages[index].content[j]`, the type there and the known types."""
     if isinstance(content, str):
         return
     if not isinstance(content, list):
@@ -152,25 +150,23 @@ def check_parts(content: Any, index: int) -> None:
             )
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in PART_TYPES:
-            said = "has no type" if kind is None else f"is of the unknown type {kind!r:.60}"
-            raise BadRequest(f"the part {said}; known: {', '.join(PART_TYPES)}", where=where)
+            problem = "has no type" if kind is None else f"is of the unknown type {kind!r:.60}"
+            raise BadRequest(f"the part {problem}; known: {', '.join(PART_TYPES)}", where=where)
 
 
 def check_media(content: Any, index: int, takes: Container[str]) -> None:
-    """Refuse media that a model does not take. `takes`: of "image", "video" and "audio" those that it does.
-
-    Raises BadRequest that names the part. Parts that are no media are not looked at.
-    """
+    """Refuse media that a model does not support. `takes`: the supported ones of "image", "video" and
+    "audio". Raises BadRequest naming the part. Other parts are ignored."""
     if not isinstance(content, list):
         return
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         slot = MEDIA_SLOTS.get(kind) if isinstance(kind, str) else None
         if slot is not None and slot not in takes:
-            taken = [name for name in ("image", "video", "audio") if name in takes]
+            supported = [name for name in ("image", "video", "audio") if name in takes]
             raise BadRequest(
-                f"this model takes text {'and ' + ', '.join(taken) if taken else 'only'}, got a part of type "
-                f"{kind!r}",
+                f"this model takes text {'and ' + ', '.join(supported) if supported else 'only'}, "
+                f"got a part of type {kind!r}",
                 where=f"messages[{index}].content[{at}]",
                 hint="leave the part out, or use a model that takes it",
             )
@@ -204,9 +200,9 @@ def _required(source: Mapping[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _malformed(key: str, wanted: str, got: Any, where: str) -> BadRequest:
-    said = "it is missing" if got is None else f"got {type(got).__name__}"
-    return BadRequest(f'"{key}" must be {wanted}; {said}', where=where, hint=_SHAPES.get(key))
+def _malformed(key: str, expected: str, got: Any, where: str) -> BadRequest:
+    problem = "it is missing" if got is None else f"got {type(got).__name__}"
+    return BadRequest(f'"{key}" must be {expected}; {problem}', where=where, hint=_SHAPES.get(key))
 
 
 _SHAPES: Mapping[str, str] = {

@@ -1,7 +1,8 @@
-"""Which content a Jinja chat template reads, by role: a text ("string") or a list of parts ("openai").
+"""Detects the content that a Jinja chat template reads, by role: a text ("string") or a list of parts
+("openai").
 
-A short conversation is rendered with a mark as a text and again with the mark in a part, and what is printed
-decides. The source is read only where neither prints the mark.
+A short conversation is rendered with a mark as a text and again with the mark in a part; the output decides.
+The source is inspected only if neither prints the mark.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ Messages = Sequence[Mapping[str, Any]]
 _MARK = "Is this printed?"
 _QUOTE = r"""(?:\\?["']|&#3[49];|&quot;)"""
 _QUOTED = re.compile(_QUOTE + re.escape(_MARK) + _QUOTE)
-"""As in a part that is printed as it is, as Python's or as JSON."""
+"""The mark in quotes: a part was printed as a Python or JSON object."""
 _MEDIA = re.compile(r"(?<![^\W\d_])(?:(?:image|audio|video)s?|vision)(?![^\W\d_A-Z])")
-"""The words as such or as a part of a name (image_url, <|vision_start|>, imageUrl), not within another word
+"""The words alone or as part of a name (image_url, <|vision_start|>, imageUrl), but not within another word
 (revision, imagery)."""
 _ROLES = frozenset({"user", "system", "developer", "assistant", "tool"})
-"""Others are taken to be read as the user's."""
-_CALL_ID = "a1b2c3d4e"  # some templates want nine letters and digits
+"""Other roles are assumed to be read like the user's."""
+_CALL_ID = "a1b2c3d4e"  # some templates require nine letters and digits
 
 
 class Reading(NamedTuple):
-    """format: "openai" where a list of parts is printed as its texts. text: whether a text is printed too."""
+    """format: "openai" if a list of parts is printed as its texts. text: whether a text is printed too."""
 
     format: ContentFormat
     text: bool = True
 
 
 class ContentFormats:
-    """One template. render: prints a conversation. Raises TemplateError."""
+    """The formats of one template. render: renders a conversation. Raises TemplateError."""
 
     def __init__(self, source: str, render: Callable[[Messages], str]) -> None:
         self._source, self._render = source, render
@@ -47,13 +48,13 @@ class ContentFormats:
         self._fails = False
 
     def of(self, role: str, media: frozenset[str] = frozenset()) -> Reading:
-        """How the content of a role's messages is read. media: of "image", "video" and "audio" those that it
-        holds besides text."""
+        """How the content of a role's messages is read. media: the kinds of media ("image", "video", "audio")
+        that it has besides text."""
         key = role if role in _ROLES else "user", media
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._probed(*key)
-        return found
+        reading = self._known.get(key)
+        if reading is None:
+            reading = self._known[key] = self._probed(*key)
+        return reading
 
     def _probed(self, role: str, media: frozenset[str]) -> Reading:
         text = self._printed(role, _MARK)
@@ -65,9 +66,9 @@ class ContentFormats:
         return self._from_source() if role == "user" else self.of("user", media)
 
     def _printed(self, role: str, content: Any) -> str | None:
-        """A conversation with this content; None where the content is not in it."""
-        asked: Any = "?" if role == "user" or self.of("user").text else [_part("?")]
-        for talk in _conversations({"role": role, "content": content}, {"role": "user", "content": asked}):
+        """A rendered conversation with this content; None if the content is not printed."""
+        question: Any = "?" if role == "user" or self.of("user").text else [_part("?")]
+        for talk in _conversations({"role": role, "content": content}, {"role": "user", "content": question}):
             try:
                 printed = self._render(talk)
             except TemplateError as error:
@@ -80,13 +81,13 @@ class ContentFormats:
         return None
 
     def _from_source(self) -> Reading:
-        """By a word for media; where the template cannot be rendered, also by a loop over a content."""
+        """Decides by a word for media; if the template cannot be rendered, also by a loop over a content."""
         if _MEDIA.search(self._source):
             return Reading("openai")
         try:
             loops = Sandbox().parse(self._source).find_all(nodes.For) if self._fails else ()
             return Reading("openai" if any(map(_runs_over_content, loops)) else "string")
-        except Exception:  # noqa: BLE001 - a stranger's text may break the parser anyhow
+        except Exception:  # noqa: BLE001 - an untrusted text may break the parser in any way
             return Reading("string")
 
 
@@ -94,28 +95,28 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _conversations(mine: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[Messages]:
-    """Short ones with the message `mine`, the usual one first. asked: a message of the user."""
+def _conversations(mine: Mapping[str, Any], question: Mapping[str, Any]) -> Iterator[Messages]:
+    """Short conversations with the message `mine`, the usual one first. question: a message of the user."""
     match mine["role"]:
         case "system" | "developer":
-            yield [mine, asked]
+            yield [mine, question]
         case "assistant":
-            yield [asked, mine]
-            yield [asked, mine, asked]
+            yield [question, mine]
+            yield [question, mine, question]
         case "tool":
             function = {"name": "f", "arguments": {}}
             call = {"id": _CALL_ID, "type": "function", "function": function}
             called = {"role": "assistant", "content": "", "tool_calls": [call]}
-            yield [asked, called, {**mine, "name": "f", "tool_call_id": _CALL_ID}]
-            yield [asked, mine]
+            yield [question, called, {**mine, "name": "f", "tool_call_id": _CALL_ID}]
+            yield [question, mine]
         case _:
             yield [mine]
             yield [{"role": "system", "content": "?"}, mine]
-            yield [mine, {"role": "assistant", "content": "?"}, asked]
+            yield [mine, {"role": "assistant", "content": "?"}, question]
 
 
 def _runs_over_content(loop: nodes.For) -> bool:
-    """Whether it runs over the field `content` of anything."""
+    """Whether it iterates over the field `content` of anything."""
     fields = loop.iter.find_all((nodes.Getattr, nodes.Getitem))
     outermost = [loop.iter] if isinstance(loop.iter, (nodes.Getattr, nodes.Getitem)) else []
     for node in [*outermost, *fields]:

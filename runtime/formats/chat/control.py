@@ -1,7 +1,7 @@
-"""Control tokens that users write: hidden before rendering, and plain text where the prompt is encoded.
+"""Control tokens in users' texts: hidden before rendering, and encoded as plain text.
 
 A message that quotes `<|im_end|>` must not end its turn. Each such text is rendered as a placeholder of
-private-use characters, and becomes its letters again where the prompt is encoded. It knows texts, not
+private-use characters, and becomes its letters again when the prompt is encoded. It knows texts, not
 tokenizers.
 """
 
@@ -25,16 +25,16 @@ _DIGITS = 1024
 _MARKS = (_OPEN, _CLOSE)
 _PLACEHOLDER = re.compile(f"{_OPEN}([{chr(_FIRST_DIGIT)}-{chr(_FIRST_DIGIT + _DIGITS - 1)}]+){_CLOSE}")
 _TRUSTED = frozenset({"assistant", RAW_ROLE})
-"""What the model wrote, and text outside of turns, are the prompt's own."""
+"""The model's own text, and text outside of turns, may contain control tokens."""
 _WORD = re.compile(r"\w+")
 MAX_DEPTH = 200
 LONG = 16 << 10
-"""Characters from which a text is searched for each control token by itself first."""
+"""From this number of characters on, a text is first searched for each control token separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a prompt; `plain`: control tokens in it are only letters."""
+    """A piece of a prompt; `plain`: control tokens in it are encoded as ordinary text."""
 
     text: str
     plain: bool
@@ -44,9 +44,9 @@ class ControlTokens:
     """The control tokens of one tokenizer, by their texts. Thread safe."""
 
     def __init__(self, texts: Iterable[str], tags: Iterable[str] = ()) -> None:
-        """tags: those of the texts that replies are made of, such as marks of reasoning, and no turns."""
+        """tags: tokens that occur in replies, such as marks of reasoning, but do not separate turns."""
         known = sorted({text for text in texts if text}, key=lambda text: (-len(text), text))
-        # The placeholder's own marks are hidden as well, so that nobody can write one.
+        # The placeholder's own marks are hidden as well, so that no text can forge one.
         self._texts = [*_MARKS, *known]
         self._index = {text: index for index, text in enumerate(self._texts)}
         self._marks = re.compile("|".join(re.escape(mark) for mark in _MARKS))
@@ -56,8 +56,8 @@ class ControlTokens:
         self._known = re.compile("|".join(re.escape(text) for text in known)) if known else None
 
     def hide(self, message: Message) -> Message:
-        """The message with placeholders for the control tokens in what is not the model's own text: in all of
-        its fields, but for the content and the reasoning of trusted roles."""
+        """The message with placeholders for the control tokens in all of its fields, except the content and
+        reasoning of trusted roles."""
         pattern = self._marks if message.role in _TRUSTED else self._all
         if message.continued and message.role in _TRUSTED:
             pattern = self._structure
@@ -66,7 +66,7 @@ class ControlTokens:
         if isinstance(content, str):
             content = self._hidden(pattern, content)
         else:
-            # What other parts refer to is no text of the prompt.
+            # The sources of other parts are not text of the prompt.
             content = [self._walk(pattern, part) if _is_text(part) else part for part in content]
         return msgspec.structs.replace(
             message,
@@ -79,38 +79,38 @@ class ControlTokens:
         )
 
     def hide_text(self, text: str) -> str:
-        """The text with placeholders for all control tokens in it."""
+        """The text with placeholders for all control tokens."""
         return self._hidden(self._all, text)
 
     def hide_value(self, value: Any) -> Any:
-        """A value of JSON's kinds, the same done to every text in it, names of fields included. Raises
-        BadRequest for one that is nested more than MAX_DEPTH deep."""
+        """A JSON value with all texts in it hidden, names of fields included. Raises BadRequest if it is
+        nested more than MAX_DEPTH deep."""
         return self._walk(self._all, value)
 
     def hide_variables(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The same for variables of a template, whose own names are not printed."""
+        """The same for the variables of a template, whose names are not printed."""
         return {name: self.hide_value(value) for name, value in values.items()}
 
     def trust(self, text: str) -> str:
-        """A text whose control tokens are meant; only what would be taken for a placeholder is hidden."""
+        """A text whose control tokens are intended; only text that looks like a placeholder is hidden."""
         return self._hidden(self._marks, text)
 
     def shown(self, text: str) -> str:
-        """The text as its readers see it."""
+        """The original text, without placeholders."""
         return _PLACEHOLDER.sub(self._original, text)
 
-    def _original(self, found: re.Match[str]) -> str:
-        number = _number(found[1])
-        return self._texts[number] if number < len(self._texts) else found[0]
+    def _original(self, match: re.Match[str]) -> str:
+        number = _number(match[1])
+        return self._texts[number] if number < len(self._texts) else match[0]
 
     def spans(self, text: str) -> list[Span]:
-        """A rendered text in pieces to be encoded one after the other. A piece with a hidden token in it
-        reaches from one of the template's own control tokens to the next."""
+        """A rendered text in pieces to be encoded separately. A piece with a hidden token extends from one of
+        the template's own control tokens to the next."""
         if _PLACEHOLDER.search(text) is None:
             return [Span(text, plain=False)]
         bounds = [0, len(text)]
-        for found in self._known.finditer(text) if self._known is not None else ():
-            bounds += [found.start(), found.end()]
+        for match in self._known.finditer(text) if self._known is not None else ():
+            bounds += [match.start(), match.end()]
         bounds = sorted(set(bounds))
         spans: list[Span] = []
         for start, end in pairwise(bounds):
@@ -133,7 +133,7 @@ class ControlTokens:
         )
 
     def _arguments(self, text: str) -> str:
-        """Templates print them parsed, so they are looked at parsed: an escape in JSON hides a token, too."""
+        """Templates print them parsed, so they are hidden parsed: an escape in JSON could hide a token."""
         try:
             value = json.loads(text)
         except RecursionError:
@@ -161,25 +161,25 @@ class ControlTokens:
 
     def _hidden(self, pattern: re.Pattern[str], text: str) -> str:
         if len(text) > LONG:
-            wanted = _MARKS if pattern is self._marks else self._texts
-            if (found := narrow(wanted, text)) is None:
+            texts = _MARKS if pattern is self._marks else self._texts
+            if (narrowed := narrow(texts, text)) is None:
                 return text
             if pattern is not self._structure:
-                pattern = found
-        return pattern.sub(lambda found: _placeholder(self._index[found[0]]), text)
+                pattern = narrowed
+        return pattern.sub(lambda match: _placeholder(self._index[match[0]]), text)
 
 
 def narrow(texts: Iterable[str], text: str) -> re.Pattern[str] | None:
-    """A pattern for those of `texts` that stand in `text`, in the same order; None: none does. To look for
-    hundreds of them at every place of a long text would hold the interpreter's lock for seconds."""
-    found = [one for one in texts if one in text]
-    return re.compile("|".join(map(re.escape, found))) if found else None
+    """A pattern for those of `texts` that occur in `text`, in the same order; None if none does. Searching
+    hundreds of them at every position of a long text would hold the GIL for seconds."""
+    present = [one for one in texts if one in text]
+    return re.compile("|".join(map(re.escape, present))) if present else None
 
 
 def acts_as_control(text: str) -> bool:
-    """Whether an added token that is not special is a mark all the same (`<think>`, `[TOOL_CALLS]`): it opens
-    and ends with a sign, and names something that is no element of HTML. Words, blanks and signs that were
-    added to a vocabulary are ordinary text."""
+    """Whether an added token that is not special is nevertheless a mark (`<think>`, `[TOOL_CALLS]`): it
+    begins and ends with a sign, and its name is not an HTML element. Words, blanks and signs that were added
+    to a vocabulary are ordinary text."""
     if len(text) < 3 or text[0].isalnum() or text[-1].isalnum() or text[0].isspace() or text[-1].isspace():
         return False
     return any(char.isalnum() for char in text) and _HTML.fullmatch(text) is None

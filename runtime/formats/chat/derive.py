@@ -1,8 +1,8 @@
-"""A checkpoint's Jinja template as a ChatTemplate, where it can be one: read off by rendering, then verified.
+"""Derives a ChatTemplate from a checkpoint's Jinja template, if possible: found by rendering, then verified.
 
-Sentinel texts are rendered in each role and place; what stands around them are the prefixes and suffixes.
-Random conversations then decide whether these say the same as the template does. It knows no family and asks
-no registry.
+Sentinel texts are rendered in each role and position; the texts around them are the prefixes and suffixes.
+Random conversations then show whether these give the same text as the template. It knows no family and no
+registry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 160
 
 
 class Trait(Enum):
-    """Why turns are not a prefix, their text and a suffix; `append_only` in Derivation says whether text
+    """Why turns are not a prefix, their text and a suffix. `append_only` in Derivation tells whether text
     between turns, and reuse of an open conversation's prefix, still work."""
 
     REFUSES = "refuses plain conversations"
@@ -56,20 +56,20 @@ class Reason:
 
 @dataclass(frozen=True)
 class Derivation:
-    """What a Jinja template was found to be.
+    """The properties of a Jinja template.
 
-    template           the ChatTemplate that writes what the Jinja template does; None where there is none.
-                       Trimmed texts and an own generation prompt are within its reach: they are in `reasons`
-    append_only        a longer conversation's text extends the shorter one's (of replies without reasoning),
-                       with a system message and without
+    template           the equivalent ChatTemplate; None if there is none. Trimmed texts and a separate
+    generation prompt do not prevent one: they are in `reasons`
+    append_only        a longer conversation's text extends the shorter one's (for replies without reasoning),
+    with and without a system message
     keeps_reasoning    the same with reasoning in earlier replies
-    reuses_replies     the prompt for a reply, and that reply (without reasoning), begin the next turn's
-                       prompt; else what was computed for them is of no use there from where they part
-    generation_prompt  what opens a reply; differs from the assistant's prefix where GENERATION_PROMPT is a
-                       reason
+    reuses_replies     the prompt for a reply, and that reply (without reasoning), are a prefix of the next
+    turn's prompt; else their KV can be reused only up to the difference
+    generation_prompt  the text that opens a reply; differs from the assistant's prefix if GENERATION_PROMPT
+    is a reason
     bos                the begin-of-text token that the template itself writes, "" if none
-    preamble           what it writes before the first turn when there is no system message, without bos
-    reasons            all that was noticed; empty for a template of the plain shape
+    preamble           the text before the first turn if there is no system message, without bos
+    reasons            all deviations; empty for a template of the plain shape
     """
 
     template: ChatTemplate | None
@@ -82,7 +82,7 @@ class Derivation:
     reasons: tuple[Reason, ...] = field(default=())
 
     def facts(self) -> dict[str, Any]:
-        """What holds of the template, as plain values."""
+        """The properties as plain values."""
         return {
             "append_only": self.append_only,
             "keeps_reasoning": self.keeps_reasoning,
@@ -95,7 +95,7 @@ class Derivation:
 
 
 class _Odd(Exception):
-    """The template has not the shape; `reason` says why."""
+    """The template does not have the shape; `reason` says why."""
 
     def __init__(self, trait: Trait, detail: str = "") -> None:
         self.reason = Reason(trait, detail)
@@ -103,7 +103,7 @@ class _Odd(Exception):
 
 
 class _TooLong(Exception):
-    """The patience for this template is used up."""
+    """The time limit for this template is exceeded."""
 
 
 def derive_chat_template(
@@ -114,16 +114,16 @@ def derive_chat_template(
     name: str = "derived",
     seed: int = 0,
 ) -> Derivation:
-    """Prefixes and suffixes of `jinja`, verified on random conversations. Raises nothing for a template that
-    has none: the reasons say so. `bos_token`, `eos_token`: for a template given as text.
+    """Prefixes and suffixes of `jinja`, verified on random conversations. Does not raise if the template has
+    none: the reasons tell why. `bos_token`, `eos_token`: for a template given as text.
 
-    It renders about a hundred short conversations, and gives up on a template that takes too long for that.
-    Raises TemplateError only when the template cannot be parsed.
+    It renders about a hundred short conversations, and gives up if that takes too long. Raises TemplateError
+    only if the template cannot be parsed.
     """
     if isinstance(jinja, str):
         jinja = JinjaChatTemplate({"default": jinja}, {"bos_token": bos_token, "eos_token": eos_token})
     try:
-        # On one day, so that midnight is not taken for a template that rewrites.
+        # With a fixed date, so that midnight does not look like a template that rewrites turns.
         return _Deriver(jinja.stopped(), name, seed).derive()
     except _TooLong:
         reason = Reason(Trait.NOT_VERIFIED, f"looking at it took longer than {_PATIENCE_S:g} s")
@@ -131,8 +131,8 @@ def derive_chat_template(
 
 
 def after_reply(jinja: JinjaChatTemplate) -> str:
-    """What stands between a reply and the user's next text: the one's suffix and the other's prefix. "" where
-    the template refuses such a conversation or does not print it. One rendering."""
+    """The text between a reply and the user's next text: the suffix of the one and the prefix of the other.
+    "" if the template refuses such a conversation or does not print it. Renders once."""
     try:
         text = jinja.render([_turn("user", _U), _turn("assistant", _A), _turn("user", _U + "1")])
         return _cut(text, _U, _A, _U + "1")[2]
@@ -199,7 +199,7 @@ class _Deriver:
             later_prefix = _common_end(between_again, head)
             assistant_suffix = between_again[: len(between_again) - len(later_prefix)]
             if user_suffix and not assistant_suffix and later_prefix.startswith(user_suffix):
-                # What stands before the first turn ends as turns do: that mark is still the reply's end.
+                # The text before the first turn ends like a turn: that mark is still the reply's end.
                 assistant_suffix, later_prefix = user_suffix, later_prefix.removeprefix(user_suffix)
         self._last_differs = two != head + _U + between + _A + assistant_suffix
         if self._last_differs:
@@ -222,7 +222,7 @@ class _Deriver:
         template = self._template(roles, default, style)
         wrong = self._verify(template, bos, preamble, system is not None)
         if wrong is not None and system is not None:
-            # Without a place for the system message the rest may still have the shape.
+            # Without a system message the rest may still have the shape.
             del roles["system"]
             template = self._template(roles, None, ChatTemplateStyle.PLAIN)
             if self._verify(template, bos, preamble, False) is None:
@@ -245,7 +245,7 @@ class _Deriver:
         )
 
     def _ending(self) -> str:
-        """What ends a conversation that is not to be continued, where a template writes such a text."""
+        """The text that ends a conversation which is not continued, if the template has one."""
         eos = self._jinja.eos_token
         closed, opened = self._render(_turn("user", _U)), self._render(_turn("user", _U), open=True)
         if not eos or not closed.endswith(eos) or opened.startswith(closed):
@@ -287,7 +287,7 @@ class _Deriver:
             return None
 
     def _default_system(self, preamble: str, system: tuple[str, str] | None) -> str | None:
-        """The system prompt that a preamble is, where it is one."""
+        """The default system prompt, if the preamble is one."""
         if system is None:
             return None
         prefix, suffix = system
@@ -299,7 +299,7 @@ class _Deriver:
     # -- what holds of the whole -----------------------------------------------------------------------------
 
     def _append_only(self) -> bool:
-        """Whether each conversation's text begins the longer one's."""
+        """Whether each conversation's text is a prefix of the longer one's."""
         turns = [_turn("user", "one"), _turn("assistant", "two"), _turn("user", "three"),
                  _turn("assistant", "four"), _turn("user", "five")]  # fmt: skip
         try:
@@ -311,7 +311,7 @@ class _Deriver:
         try:
             with_system = [self._render(system, *turns[:count]) for count in range(1, len(turns) + 1)]
         except TemplateError:
-            with_system = []  # that it takes no system message is noted elsewhere
+            with_system = []  # refused system messages are noted elsewhere
         for shorter, longer in (*pairwise(texts), *pairwise(with_system)):
             if not longer.startswith(shorter):
                 at = _common(shorter, longer)
@@ -320,40 +320,40 @@ class _Deriver:
         return True
 
     def _reuses_replies(self) -> bool:
-        """Whether a reply's prompt and the reply begin the next turn's prompt."""
-        asked, reply, more = _turn("user", "one"), _turn("assistant", "two"), _turn("user", "three")
+        """Whether the prompt for a reply and the reply are a prefix of the next turn's prompt."""
+        question, reply, more = _turn("user", "one"), _turn("assistant", "two"), _turn("user", "three")
         for before in ((), (_turn("system", "zero"),)):
             try:
-                said = self._render(*before, asked, open=True) + "two"
-                if said == self._render(*before, asked) + "two":
-                    # It opens no reply itself; the reply's own beginning does.
-                    said = self._render(*before, asked, reply).rpartition("two")[0] + "two"
-                later = self._render(*before, asked, reply, more, open=True)
+                so_far = self._render(*before, question, open=True) + "two"
+                if so_far == self._render(*before, question) + "two":
+                    # The generation prompt is empty; the reply's own prefix opens it.
+                    so_far = self._render(*before, question, reply).rpartition("two")[0] + "two"
+                later = self._render(*before, question, reply, more, open=True)
             except TemplateError:
                 if before:
                     continue
                 return False
-            if not later.startswith(said):
+            if not later.startswith(so_far):
                 return False
         return True
 
     def _keeps_reasoning(self) -> bool:
-        """Whether an earlier reply's reasoning stays, written into the content or beside it."""
+        """Whether the reasoning of an earlier reply stays, in the content or in its own field."""
         reply = _turn("assistant", "<think>\nSq7why\n</think>\n\n" + _A)
         beside = {**_turn("assistant", _A), "reasoning_content": "Sq7why"}
-        for said in (reply, beside):
+        for reply_turn in (reply, beside):
             try:
-                now = self._render(_turn("user", _U), said)
-                later = self._render(_turn("user", _U), said, _turn("user", _U + "1"))
+                now = self._render(_turn("user", _U), reply_turn)
+                later = self._render(_turn("user", _U), reply_turn, _turn("user", _U + "1"))
             except TemplateError:
                 continue
-            if "Sq7why" not in later and (said is reply or "Sq7why" in now):
+            if "Sq7why" not in later and (reply_turn is reply or "Sq7why" in now):
                 self._note(Trait.DROPS_REASONING)
                 return False
         return True
 
     def _verify(self, template: ChatTemplate, bos: str, preamble: str, system: bool) -> str | None:
-        """Random conversations must come out the same; else how one differs."""
+        """Compare random conversations; returns the first difference, or None."""
         trims = self._trims(system)
         if trims:
             self._note(Trait.TRIMS)
@@ -388,7 +388,7 @@ class _Deriver:
         return (text.strip() or "x") if trims else text
 
     def _offered(self) -> str:
-        """What opens a reply; "" if that is not known."""
+        """The text that opens a reply; "" if that is unknown."""
         user = _turn("user", _U)
         try:
             closed, opened = self._closed("", user), self._render(user, open=True)
@@ -407,12 +407,12 @@ def _turn(role: str, content: str) -> dict[str, str]:
 
 
 def _cut(text: str, *marks: str) -> list[str]:
-    """`text` cut at the marks, which must be in it once each and in this order."""
+    """`text` split at the marks, each of which must occur in it once and in this order."""
     pieces: list[str] = []
     rest = text
     for mark in marks:
-        before, found, rest = rest.partition(mark)
-        if not found:
+        before, separator, rest = rest.partition(mark)
+        if not separator:
             raise _Odd(Trait.LOSES_TEXT, f"of the turns {list(marks)}, {mark!r} is missing or out of order")
         pieces.append(before)
     for mark in marks:
@@ -422,7 +422,7 @@ def _cut(text: str, *marks: str) -> list[str]:
 
 
 def _common(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """The length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -1,5 +1,5 @@
-"""The built-in chat templates, family by family, and how a checkpoint of each is known: by marks in its files
-and by names. To add a family, add an entry to FAMILIES.
+"""The built-in chat templates, family by family, with the marks and names by which a checkpoint of each is
+recognised. To add a family, add an entry to FAMILIES.
 
 Only data; `registry` finds a template by its name, `matching` finds the template of a checkpoint.
 """
@@ -11,7 +11,7 @@ from runtime.formats.chat import llama_families as llama
 from runtime.formats.chat.family import Family, Marks, Named
 from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, headed, turns
 
-# Formats in plain words, of no family in particular: the default one, and that of early Claude models.
+# Formats without control tokens: the default one, and that of early Claude models.
 _PLAIN = Family(
     templates=(
         ChatTemplate("default", None, turns(("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n"))),
@@ -20,8 +20,8 @@ _PLAIN = Family(
     names=(Named("claude", r"orion-\d+b.*chat(?![a-z])"),),
 )
 
-# DeepSeek: V2's words, V3's full-width marks, V3.1's closed thought before a reply; and Janus, which
-# speaks like V3.
+# DeepSeek: V2's words, V3's full-width marks, V3.1's closed thought before a reply; and Janus, which uses
+# V3's format.
 _EOS = "<｜end▁of▁sentence｜>"
 _DEEPSEEK_USER = ("<｜User｜>", "")
 _V3_TURNS = turns(("", ""), _DEEPSEEK_USER, ("<｜Assistant｜>", _EOS))
@@ -81,9 +81,8 @@ _MINICPM = Family(
 )
 
 # Gemma: the reply's role is called model; Gemma 4 has shorter marks. Gemma 3 puts the system prompt into
-# the first user turn. `gemma-4-it` is known under that name with replies as `assistant` and a bare system
-# prompt, which is not what the checkpoints' own template writes; `gemma-4` is what it writes, so models
-# are matched to that.
+# the first user turn. The template known as `gemma-4-it` has replies as `assistant` and a bare system prompt,
+# unlike the checkpoints' own template; `gemma-4` equals that one, so models are matched to it.
 _GEMMA_TURN = ("<start_of_turn>", "<end_of_turn>")
 _GEMMA_USER, _GEMMA_MODEL = (
     ("<start_of_turn>user\n", "<end_of_turn>\n"),
@@ -179,8 +178,8 @@ _COMMAND = Family(
 )
 
 # IBM Granite: the role between two marks; Granite 4 breaks the line after a turn. Granite 3's checkpoints
-# break it as well and write a dated system prompt, which `granite-3-instruct`, as it is known under that
-# name, does not; so models are matched to it by name alone.
+# break it as well and write a dated system prompt; the template known as `granite-3-instruct` does not, so
+# models are matched to it only by name.
 _SAFE = "You are a helpful assistant. Please ensure responses are professional, accurate, and safe."
 _GRANITE_ROLE = ("<|start_of_role|>", "<|end_of_role|>")
 _GRANITE = Family(
@@ -201,8 +200,8 @@ _GRANITE = Family(
 )
 
 # GLM: the role, a line break, the text; the next turn's mark ends a turn. GLM-4.5 and later write their
-# thoughts into the reply; the templates here write the closed, empty thought, as histories hold it.
-# GLM-4.7 breaks no lines, and of the empty thought it writes the end alone. The vision models' template
+# thoughts into the reply; the templates here write the closed, empty thought, as in the history.
+# GLM-4.7 has no line breaks, and writes only the end of the empty thought. The vision models' template
 # breaks the line after a turn.
 _GLM_STOP = ("<|user|>", "<|endoftext|>", "<|observation|>")
 _GLM_TURNS = headed("<|", "|>\n", "")
@@ -245,8 +244,8 @@ _GLM = Family(
 )
 
 # gpt-oss, in the harmony format: messages with a channel; a system prompt is the developer's instructions.
-# The template opens the final channel, so no thought comes before the reply; the model's identity and the
-# date, which the checkpoint's own template writes first, are left out.
+# The template opens the final channel, so there is no thought before the reply. The model's identity and the
+# date, which the checkpoint's own template writes first, are omitted.
 _HARMONY = ("<|start|>", "<|message|>", "<|channel|>")
 _GPT_OSS = Family(
     templates=(
@@ -288,8 +287,8 @@ _PHI = Family(
 )
 
 # Kimi K2: a mark for the kind of turn, its name, and a mark before the text. The thinking model writes its
-# thoughts into the reply; the template here writes the closed, empty thought, as histories hold it. So a
-# reply that it opens is one without a thought.
+# thoughts into the reply; the template here writes the closed, empty thought, as in the history. So a reply
+# that it opens has no thought.
 _KIMI_PROMPT = "You are Kimi, an AI assistant created by Moonshot AI."
 _KIMI_END = "<|im_end|>"
 _KIMI_SYSTEM = ("<|im_system|>system<|im_middle|>", _KIMI_END)
@@ -321,7 +320,7 @@ _KIMI = Family(
         Marks(
             "kimi-k2-thinking",
             ("<|im_middle|>", _KIMI_END, "<think></think>"),
-            without=("thinking is defined",),  # a later model, whose thoughts are switched
+            without=("thinking is defined",),  # a later model, with a switch for thoughts
         ),
     ),
     names=(

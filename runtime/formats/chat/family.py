@@ -1,7 +1,5 @@
-"""A family of chat templates: the templates, and by which marks and names of a checkpoint it is known.
-
-Only the data's shape; the search is in matching.
-"""
+"""A family of chat templates: the templates, and the marks and names by which a checkpoint is recognised.
+Only the shape of the data; the search is in matching."""
 
 from __future__ import annotations
 
@@ -13,14 +11,13 @@ from runtime.formats.chat.template import ChatTemplate
 
 @dataclass(frozen=True)
 class Marks:
-    """A checkpoint writes `template` if its Jinja text holds every text of `jinja` and none of `without`.
+    """A checkpoint uses `template` if its Jinja text has every text of `jinja` and none of `without`. If a
+    checkpoint has no Jinja text, every one of `tokens` must be among its special tokens (no `tokens`: such a
+    checkpoint is not recognised). `types`: the model's type must be one of these (letters and digits, lower
+    case: "gptoss").
 
-    If a checkpoint has no Jinja text, every one of `tokens` must be among its special tokens (no `tokens`:
-    such a checkpoint is not recognised). `types`: and only if the model's type is one of these (letters and
-    digits, lower case: "gptoss").
-
-    `ends`: tokens that end a turn of this format and no base checkpoint's text: one that generates until such
-    a token was trained to chat. Left empty if base checkpoints stop at the same tokens.
+    `ends`: tokens that end a turn of this format but no base checkpoint's text: a checkpoint that generates
+    until such a token was trained to chat. Empty if base checkpoints stop at the same tokens.
     """
 
     template: str
@@ -33,10 +30,8 @@ class Marks:
 
 @dataclass(frozen=True)
 class Named:
-    """Models whose name (the last component of a path or id) has `pattern` in it write `template`.
-
-    The pattern is searched in the lower-cased name and begins at a word's beginning.
-    """
+    """Models whose name (the last component of a path or id) contains `pattern` use `template`. The pattern
+    is searched in the lower-cased name and begins at the beginning of a word."""
 
     template: str
     pattern: str
@@ -47,7 +42,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Family:
-    """Templates that are alike, and how to know a checkpoint that writes one of them."""
+    """Similar templates, and how to recognise a checkpoint that uses one of them."""
 
     templates: tuple[ChatTemplate, ...]
     marks: tuple[Marks, ...] = ()

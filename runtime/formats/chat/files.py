@@ -1,6 +1,6 @@
 """Chat templates that a user names: registered, a .jinja or .json file, Jinja text, or Jinja texts by name.
 
-It opens the file that it is told and no other; which checkpoint it is for, it does not know.
+It opens only the given file, and does not know the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEPARATORS: Mapping[str, str] = {
     "CHATML": "{name}\n|{sep}\n",
     "LLAMA3": "<|start_header_id|>{name}<|end_header_id|>\n\n|<|eot_id|>",
 }
-"""sep_style -> what stands before and after a turn's text."""
+"""sep_style -> the texts before and after a turn's text."""
 
 
 def load_chat_template(
@@ -37,20 +37,21 @@ def load_chat_template(
     hf_chat_template_name: str | None = None,
     check: bool = True,
 ) -> ChatTemplate | JinjaChatTemplate:
-    """The template that `spec` says: a registered name, the path of a .jinja or .json file, Jinja text, or
-    Jinja texts by name. A .json file is a conversation template, or holds Jinja text (or texts by name) under
-    "chat_template", as processors keep it.
+    """The template for `spec`: a registered name, the path of a .jinja or .json file, Jinja text, or Jinja
+    texts by name. A .json file is a conversation template, or has Jinja text (or texts by name) under
+    "chat_template", as processors store it.
 
-    variables: the tokenizer's special tokens as templates call them (bos_token, eos_token).
-    hf_chat_template_name: which of the named texts is used; only where there are texts by name.
-    check: parse Jinja texts now; else one that cannot be parsed is an error of the first rendering.
-    Raises ModelLoadError that names the file or the name: unknown, missing, unreadable, or not of the shape;
-    TemplateError for a Jinja text that cannot be parsed.
+    variables: the tokenizer's special tokens by their names in templates (bos_token, eos_token).
+    hf_chat_template_name: which of the named texts to use; only for texts by name. check: parse Jinja texts
+    now; otherwise an invalid one fails at the first rendering.
+
+    Raises ModelLoadError naming the file or name if it is unknown, missing, unreadable, or malformed;
+    TemplateError for an invalid Jinja text.
     """
-    made = _loaded(spec, variables, hf_chat_template_name)
-    if check and isinstance(made, JinjaChatTemplate):
-        made.check()
-    return made
+    template = _loaded(spec, variables, hf_chat_template_name)
+    if check and isinstance(template, JinjaChatTemplate):
+        template.check()
+    return template
 
 
 def _loaded(
@@ -103,12 +104,12 @@ def _unknown(text: str) -> ModelLoadError:
 
 
 def looks_like_jinja(text: str) -> bool:
-    """Whether `text` is a template's text rather than a name or a path."""
+    """Whether `text` is the text of a template rather than a name or a path."""
     return any(mark in text for mark in ("{{", "{%", "{#"))
 
 
 def refuse_name(name: str | None, what: str) -> None:
-    """Raises ModelLoadError where one of several named texts was asked for and there are none."""
+    """Raises ModelLoadError if one of several named texts was asked for, but there are none."""
     if name is not None:
         raise ModelLoadError(
             f"{name!r} was asked for, and {what} has no templates by name", where="hf_chat_template_name"
@@ -116,9 +117,8 @@ def refuse_name(name: str | None, what: str) -> None:
 
 
 def read_template_sources(path: Path) -> dict[str, str]:
-    """Name -> Jinja text, of a .json file that holds {"chat_template": text, or texts by name}; {} where it
-    says nothing. Raises ModelLoadError.
-    """
+    """Name -> Jinja text, from a .json file with {"chat_template": text, or texts by name}; {} if it has
+    none. Raises ModelLoadError."""
     return template_sources(_object(path), path)
 
 
@@ -150,7 +150,7 @@ def _file(text: str) -> Path | None:
         path = path.expanduser()
         return path if path.is_file() else None
     except (OSError, ValueError, RuntimeError):
-        return None  # too long for a file's name, a NUL in it, or an unknown user's home: no file
+        return None  # not a valid path: too long, with a NUL, or an unknown user's home
 
 
 def named_templates(
@@ -169,7 +169,7 @@ def named_templates(
             f"there is no template called {name!r}; there are: {', '.join(sources)}",
             where="hf_chat_template_name",
         )
-    # The one that was asked for is used with tools as well.
+    # The requested one is also used for requests with tools.
     return JinjaChatTemplate({"default": sources[name]}, variables)
 
 
@@ -185,8 +185,8 @@ def _read(path: Path) -> str:
 
 
 def _jinja_text(path: Path) -> str:
-    r"""A template file: the newlines that end it are none of its text. A file that was written as one line
-    with `\n` spelled as two characters outside of any expression means newlines there."""
+    r"""A template file without the newlines at its end. In a file written as one line, `\n` as two characters
+    outside of any expression means a newline."""
     text = _read(path).strip("\r\n")
     if not looks_like_jinja(text):
         raise ModelLoadError(
@@ -200,7 +200,7 @@ def _jinja_text(path: Path) -> str:
 
 
 def _spelled_newlines(text: str) -> str:
-    """`\\n` becomes a newline; within a Jinja string it meant one anyway."""
+    r"""Replace `\\n` by a newline; within a Jinja string it meant one anyway."""
     return text.replace("\\n", "\n")
 
 
@@ -216,8 +216,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _conversation(path: Path, data: Mapping[str, Any]) -> ChatTemplate:
     """{"name", "system", "system_message", "user", "assistant", "sep_style", "sep", "sep2", "stop_str",
-    "image_token", "audio_token"}: the names of the roles and what separates the turns.
-    """
+    "image_token", "audio_token"}: the names of the roles and the separators of turns."""
     style = _string(path, data, "sep_style", "ADD_COLON_SINGLE").upper()
     if style not in _SEPARATORS:
         raise _wrong(path, f'"sep_style" {style!r} is unknown; known: {", ".join(_SEPARATORS)}')

@@ -1,6 +1,6 @@
 """A checkpoint's own chat template: Jinja text, rendered in a sandbox with limits.
 
-Follows what Hugging Face tokenizers offer to templates: `raise_exception`, `strftime_now`, `tojson`, loop
+It offers what Hugging Face tokenizers offer to templates: `raise_exception`, `strftime_now`, `tojson`, loop
 controls and `{% generation %}`. It knows template text and plain dicts; not tokenizers, not requests.
 """
 
@@ -27,7 +27,7 @@ from runtime.protocol.errors import ModelLoadError, TemplateError
 
 _THINKING = ("enable_thinking", "thinking")
 _OWN = ("messages", "tools", "add_generation_prompt")
-"""Variables that a request has fields of its own for."""
+"""Variables for which a request has its own fields."""
 _PROBE_TIME_S = 0.2
 _A_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -36,11 +36,9 @@ _A_TOOL: Mapping[str, Any] = {
 
 
 class JinjaChatTemplate:
-    """`sources`: name -> template text. "default" is used (or the only one); "tool_use" when there are tools.
-
-    `variables` are what the tokenizer's special tokens are called in templates: bos_token, eos_token and so
-    on. `now`: the clock of templates that write the date.
-    """
+    """`sources`: name -> template text. "default" (or the only one) is used; "tool_use" if there are tools.
+    `variables`: the tokenizer's special tokens by their names in templates: bos_token, eos_token and so on.
+    `now`: the clock of templates that write the date."""
 
     def __init__(
         self,
@@ -58,8 +56,8 @@ class JinjaChatTemplate:
         self._formats: dict[str, ContentFormats] = {}
 
     def stopped(self) -> JinjaChatTemplate:
-        """The same template, its clock standing still from now on."""
-        _ = self.opening  # once, not for each copy
+        """The same template with its clock stopped."""
+        _ = self.opening  # computed once, not for each copy
         moment, same = self._now(), copy.copy(self)
         same._strftime_now = strftime_at(lambda: moment)
         return same
@@ -79,17 +77,17 @@ class JinjaChatTemplate:
 
     @property
     def content_format(self) -> ContentFormat:
-        """Of the user's messages, in the template that serves requests without tools."""
+        """The format of the user's messages, in the template for requests without tools."""
         return self.content_format_for(tools=False)
 
     def content_format_for(self, *, tools: bool) -> ContentFormat:
-        """ "openai" where the template that is rendered prints the parts of a user's content, else "string".
-        `tools`: whether there are some, which may choose another of the named templates."""
+        """ "openai" if the template prints the parts of a user's content, else "string". `tools`: whether
+        there are tools, which may select another of the named templates."""
         return self._formats_of(self._pick(with_tools=tools)).of("user").format
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """Names of the variables that any of the sources looks at."""
+        """Names of the variables that any of the sources reads."""
         names: set[str] = set()
         for source in self._sources.values():
             try:
@@ -100,23 +98,24 @@ class JinjaChatTemplate:
 
     @cached_property
     def force_reasoning(self) -> bool:
-        """Whether the generation prompt opens the model's reasoning (`<think>`): a reply begins inside it."""
-        closed, opened = self._asked_and_opened
+        """Whether the generation prompt opens the model's reasoning (`<think>`), so that a reply begins
+        inside it."""
+        closed, opened = self._closed_and_opened
         offered = opened.removeprefix(closed) if opened.startswith(closed) else opened.rpartition("?")[2]
         return offered.rfind("<think>") > offered.rfind("</think>")
 
     @cached_property
     def opening(self) -> str:
-        """What the generation prompt puts behind a turn of the user; "" where that is not known."""
-        closed, opened = self._asked_and_opened
-        found = opened.removeprefix(closed) if opened.startswith(closed) else ""
-        return "" if found and closed.endswith(found) else found
+        """The text that the generation prompt adds after a turn of the user; "" if that is unknown."""
+        closed, opened = self._closed_and_opened
+        text = opened.removeprefix(closed) if opened.startswith(closed) else ""
+        return "" if text and closed.endswith(text) else text
 
     @cached_property
-    def _asked_and_opened(self) -> tuple[str, str]:
-        asked = [{"role": "user", "content": "?"}]
+    def _closed_and_opened(self) -> tuple[str, str]:
+        messages = [{"role": "user", "content": "?"}]
         try:
-            return self.render(asked), self.render(asked, add_generation_prompt=True)
+            return self.render(messages), self.render(messages, add_generation_prompt=True)
         except TemplateError:
             return "", ""
 
@@ -128,8 +127,8 @@ class JinjaChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of `messages` (role, content, ...). A content of parts becomes what the template that is
-        rendered reads. Raises TemplateError: what it said, and where."""
+        """The text of `messages` (role, content, ...). A content of parts is converted to the template's
+        format. Raises TemplateError with the template's message and the line."""
         for own in _OWN:
             if own in (template_kwargs or {}):
                 raise TemplateError(
@@ -150,20 +149,20 @@ class JinjaChatTemplate:
                    "add_generation_prompt": False, **context}  # fmt: skip
         try:
             return run(template, context, Budget(context, time_limit_s))
-        except Exception as error:  # a stranger's code may raise anything
+        except Exception as error:  # untrusted code may raise anything
             kind = TemplateLimit if isinstance(error, Limit) else TemplateError
             raise kind(
-                f"the chat template refused the messages: {_text_of(error)}", where=_place(name, error)
+                f"the chat template refused the messages: {_text_of(error)}", where=_location(name, error)
             ) from error
 
     def check(self) -> None:
-        """Raises TemplateError when a source cannot be parsed."""
+        """Raises TemplateError if a source cannot be parsed."""
         for name in self._sources:
             self._template(name)
 
     def _shaped(self, message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """The message with its content as the text `name` reads it from its role: parts, or their texts
-        joined."""
+        """The message with its content in the format that template `name` reads for its role: parts, or their
+        texts joined."""
         content, role = message.get("content"), str(message.get("role"))
         if isinstance(content, str):
             if not content or "text" not in self._sources[name] or self._formats_of(name).of(role).text:
@@ -176,19 +175,19 @@ class JinjaChatTemplate:
         return message
 
     def _formats_of(self, name: str) -> ContentFormats:
-        found = self._formats.get(name)
-        if found is None:
+        formats = self._formats.get(name)
+        if formats is None:
             tools = [_A_TOOL] if name == "tool_use" else None
 
             def render(messages: Messages) -> str:
                 context = {"messages": messages, "tools": tools, "documents": []}
                 return self._run(name, context, _PROBE_TIME_S)
 
-            found = self._formats[name] = ContentFormats(self._sources[name], render)
-        return found
+            formats = self._formats[name] = ContentFormats(self._sources[name], render)
+        return formats
 
     def _thinking(self, template_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Families name the switch differently; set it under the name that this template reads, too."""
+        """Families name this switch differently; set it under the name that the template reads, too."""
         values = [template_kwargs[name] for name in _THINKING if name in template_kwargs]
         if not values:
             return template_kwargs
@@ -200,27 +199,27 @@ class JinjaChatTemplate:
         return "default" if "default" in self._sources else next(iter(self._sources))
 
     def _template(self, name: str) -> jinja2.Template:
-        found = self._compiled.get(name)
-        if found is None:
-            found = self._compiled[name] = self._compile(name)
-        if isinstance(found, TemplateError):
-            # A fresh one: a raised error gathers its way up.
-            raise TemplateError(found.message, where=found.where, hint=found.hint)
-        return found
+        template = self._compiled.get(name)
+        if template is None:
+            template = self._compiled[name] = self._compile(name)
+        if isinstance(template, TemplateError):
+            # A new error: a raised one collects tracebacks.
+            raise TemplateError(template.message, where=template.where, hint=template.hint)
+        return template
 
     def _compile(self, name: str) -> jinja2.Template | TemplateError:
         try:
             return Sandbox().from_string(self._sources[name])
-        except Exception as error:  # noqa: BLE001 - a stranger's text may break parser or compiler anyhow
+        except Exception as error:  # noqa: BLE001 - an untrusted text may break parser or compiler in any way
             return TemplateError(
-                f"the chat template cannot be parsed: {_text_of(error)}", where=_place(name, error),
+                f"the chat template cannot be parsed: {_text_of(error)}", where=_location(name, error),
                 hint='pass chat_template="chatml", another built-in name, or the path of a .jinja file',
             )  # fmt: skip
 
 
 def detect_jinja_template_content_format(template: str | None) -> ContentFormat:
-    """What a user's content is to be for this template: "openai" (a list of parts) or "string". "string" for
-    None and for what is no Jinja. Raises TypeError for anything but a str or None; nothing else."""
+    """The format of a user's content for this template: "openai" (a list of parts) or "string". "string" for
+    None and for invalid Jinja. Raises only TypeError, for anything but a str or None."""
     if template is None:
         return "string"
     if not isinstance(template, str):
@@ -229,10 +228,10 @@ def detect_jinja_template_content_format(template: str | None) -> ContentFormat:
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> source of the checkpoint's templates; {} when it has none.
+    """Name -> source of the checkpoint's templates; {} if it has none.
 
-    Looks at chat_template.jinja and additional_chat_templates/*.jinja, then at tokenizer_config.json's
-    "chat_template" (text, a mapping, or a list of named texts). Raises ModelLoadError for anything else
+    Reads chat_template.jinja and additional_chat_templates/*.jinja, else "chat_template" of
+    tokenizer_config.json (text, a mapping, or a list of named texts). Raises ModelLoadError for anything else
     there.
     """
     file = folder / "chat_template.jinja"
@@ -279,20 +278,18 @@ def _text_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _place(name: str, error: BaseException | None) -> str:
-    """`chat_template`, the name where there are several, and the line in the template's text where it is
-    known.
-    """
-    place = "chat_template" if name == "default" else f"chat_template[{name}]"
+def _location(name: str, error: BaseException | None) -> str:
+    """`chat_template`, with the name if there are several, and the line in the template if it is known."""
+    location = "chat_template" if name == "default" else f"chat_template[{name}]"
     line = getattr(error, "lineno", None)
     if line is None and error is not None:
         for frame_line in _template_lines(error):
             line = frame_line
-    return f"{place}:{line}" if line else place
+    return f"{location}:{line}" if line else location
 
 
 def _template_lines(error: BaseException) -> Iterator[int]:
-    """Lines of the template on the error's way up; jinja2 rewrites its tracebacks to them."""
+    """The template's lines in the error's traceback; jinja2 rewrites its tracebacks to them."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

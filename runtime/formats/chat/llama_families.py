@@ -1,14 +1,12 @@
-"""The families of chat templates of Llama's chat models and of those that began from Llama.
-
-Only data: see families.
-"""
+"""The families of chat templates of Llama's chat models and models derived from Llama. Only data: see
+families."""
 
 from __future__ import annotations
 
 from runtime.formats.chat.family import Family, Marks, Named
 from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, headed, turns
 
-# Vicuna 1.1 and the first LLaVA models: both sides on one line.
+# Vicuna 1.1 and the first LLaVA models: user and assistant on one line.
 VICUNA = Family(
     templates=(
         ChatTemplate(
@@ -23,7 +21,7 @@ VICUNA = Family(
     names=(Named("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b"),),
 )
 
-# Zephyr: the role on a line, the text, the end of a text. TinyLlama Chat 1.0 and StableLM Zephyr write it
+# Zephyr: the role on a line, the text, the end-of-text token. TinyLlama Chat 1.0 and StableLM Zephyr use it
 # too.
 ZEPHYR = Family(
     templates=(ChatTemplate("zephyr", None, headed("<|", "|>\n", "</s>\n"), ("</s>",)),),
@@ -31,7 +29,7 @@ ZEPHYR = Family(
     names=(Named("zephyr", r"zephyr-7b"),),
 )
 
-# Llama 2 Chat: the system prompt stands inside the first user turn.
+# Llama 2 Chat: the system prompt is inside the first user turn.
 LLAMA_2 = Family(
     templates=(
         ChatTemplate(
@@ -77,10 +75,10 @@ LLAMA_4 = Family(
     names=(Named("llama-4", r"llama-?4(?!\d).*instruct(?![a-z])"),),
 )
 
-# Mistral: brackets around the user's text. Versions differ in spaces, and in where the system prompt
-# stands. v1 (7B v0.1-0.2, Mixtral; a space before each bracket) and v3 (7B v0.3): before the first user's
-# text; v7 (Large 2411) and its tekken spelling without spaces (Small 2501 and later, Magistral): in
-# brackets of its own. `mistral` is the usual mix.
+# Mistral: brackets around the user's text. Versions differ in spaces, and in the position of the system
+# prompt. v1 (7B v0.1-0.2, Mixtral; a space before each bracket) and v3 (7B v0.3): before the first user's
+# text; v7 (Large 2411) and its tekken form without spaces (Small 2501 and later, Magistral): in its own
+# brackets. `mistral` is the usual mix.
 _INST = ("[INST]", "[/INST]")
 _OLD_MISTRAL = ("[SYSTEM_PROMPT]", "<<SYS>>")
 _BEFORE_FIRST = ("", "\n\n")

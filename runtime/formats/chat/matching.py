@@ -1,7 +1,6 @@
-"""Which chat template a checkpoint writes: by what the checkpoint holds first, by its name second, never by
-guess.
+"""Finds the chat template of a checkpoint: first by its contents, then by its name, never by guessing.
 
-The marks and names are data in `families`; this searches them. It opens no file.
+The marks and names are data in `families`; this module searches them. It opens no file.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ MatchingFunction = Callable[[str], str | None]
 
 _FUNCTIONS: list[MatchingFunction] = []
 
-# Words that say a checkpoint was not trained to chat, whatever its family.
+# Words for checkpoints that were not trained to chat, of any family.
 _NO_CHAT = re.compile(
     r"(?<![a-z0-9])(?:base|pt|pretrain(?:ed)?|embed(?:ding)?s?|reranker|reward)(?![a-z0-9])"
 )
-# Words that say it was, whatever its family.
+# Words for checkpoints that were, of any family.
 _CHAT = re.compile(r"(?<![a-z0-9])(?:instruct|chat|it|sft|dpo|assistant)(?![a-z0-9])")
 _CACHED = re.compile(r"models--(?:.+?--)?(?P<name>.+)")
 _IN_CACHE = ("snapshots", "refs", "blobs")
@@ -34,17 +33,16 @@ WAYS_TO_CHOOSE = (
     'chat_template="chatml" or another registered name, the path of a .jinja or .json file, or '
     "register_chat_template_matching_function"
 )
-"""What to tell a user whose model no rule knows."""
+"""Advice for a user whose model no rule matches."""
 
 
 class UnknownChatTemplate(TemplateError, KeyError):
-    """No rule knows the model; the message names the ways to choose a format."""
+    """No rule matches the model; the message names the ways to choose a format."""
 
 
 def register_chat_template_matching_function(function: MatchingFunction) -> MatchingFunction:
-    """Ask `function(model_path)` before the built-in rules; registered functions are asked in the order of
-    their registration, and the first that returns a name wins. Also a decorator.
-    """
+    """Call `function(model_path)` before the built-in rules. Registered functions are called in order of
+    registration; the first that returns a name wins. Also a decorator."""
     if function not in _FUNCTIONS:
         _FUNCTIONS.append(function)
     return function
@@ -52,8 +50,7 @@ def register_chat_template_matching_function(function: MatchingFunction) -> Matc
 
 def get_chat_template_by_model_path(model_path: str | os.PathLike[str]) -> ChatTemplate:
     """The template of the model at this path or hub id, by its name: registered functions first, then the
-    families' rules on the last component. Raises UnknownChatTemplate; no format is made up.
-    """
+    families' rules on the last component. Raises UnknownChatTemplate; never guesses."""
     model_path = os.fspath(model_path)
     name = match_model_path(model_path)
     if name is None:
@@ -66,17 +63,16 @@ def get_chat_template_by_model_path(model_path: str | os.PathLike[str]) -> ChatT
 
 
 def ask_functions(model_path: str) -> str | None:
-    """What the registered functions say of the model, in the order of their registration."""
+    """The first name that a registered function returns for the model, or None."""
     return next((name for function in _FUNCTIONS if (name := function(model_path)) is not None), None)
 
 
 def match_model_path(model_path: str) -> str | None:
     """Name of the template, or None. The rule whose match begins first in the model's name wins (a distilled
-    or derived model is named after its own family first), then the longest match.
-    """
-    found = ask_functions(model_path)
-    if found is not None:
-        return found
+    or derived model is named after its own family first), then the longest match."""
+    template_name = ask_functions(model_path)
+    if template_name is not None:
+        return template_name
     name = _spelled(model_path)
     if _NO_CHAT.search(name):
         return None
@@ -98,22 +94,22 @@ def match_checkpoint(
     eos_tokens: Iterable[str] | None = None,
     model_names: Sequence[str] | None = None,
 ) -> str | None:
-    """Name of the template that a checkpoint's own marks name, or None.
+    """Name of the template that a checkpoint's own marks indicate, or None.
 
-    jinja: its chat template's text; special_tokens: their texts, asked only without a Jinja text;
-    architecture: its model type or architecture class. The most specific marks win; marks of two templates
-    that are equally specific name none.
+    jinja: the text of its chat template; special_tokens: their texts, used only without a Jinja text;
+    architecture: its model type or architecture class. The most specific marks win; if the marks of two
+    templates are equally specific, the result is None.
 
-    Special tokens alone say which format a family writes, not that this checkpoint was trained on it: base
-    Llama 3 has every token of Llama 3 Instruct. So where `eos_tokens` (what ends its generations, from all of
-    its files) or `model_names` (paths or ids it is known by, best known first) are given, something else must
-    bear the tokens out:
+    Special tokens alone show the format of a family, not that this checkpoint was trained on it: base Llama 3
+    has every token of Llama 3 Instruct. So if `eos_tokens` (the tokens that end its generations, from all of
+    its files) or `model_names` (its paths or ids, best known first) are given, other evidence is needed:
 
     - it generates until a token that ends a turn (`Marks.ends`), such as `<|eot_id|>`, or
-    - a name says that it chats: a family's rule knows it, or it has a word such as instruct or chat in it;
-    - and no name says before that that it does not (base, pretrained, embedding, reward, ...).
+    - a name indicates that it chats: a family's rule matches it, or it contains a word such as instruct or
+      chat;
+    - and no earlier name indicates that it does not (base, pretrained, embedding, reward, ...).
 
-    With neither given, the tokens are believed.
+    With neither given, the tokens are enough.
     """
     marks = _best_marks(jinja, frozenset(special_tokens), _kind(architecture))
     if marks is None:
@@ -126,7 +122,7 @@ def match_checkpoint(
 
 
 def chat_by_name(names: Iterable[str]) -> bool | None:
-    """Whether models of these paths or ids chat: the first that says anything decides; None: none does."""
+    """Whether models with these paths or ids chat: the first conclusive one decides; None if none is."""
     for path in names:
         name = _spelled(path)
         if _NO_CHAT.search(name):
@@ -137,13 +133,14 @@ def chat_by_name(names: Iterable[str]) -> bool | None:
 
 
 def mark_tokens() -> frozenset[str]:
-    """All tokens that any family's marks speak of."""
+    """All tokens in any family's marks."""
     marks = [marks for family in FAMILIES for marks in family.marks]
     return frozenset(token for one in marks for token in (*one.tokens, *one.ends))
 
 
 def model_name(model_path: str) -> str:
-    """The last component of a path or hub id; the model's own in a hub cache (`models--org--name/...`)."""
+    """The last component of a path or hub id; in a hub cache (`models--org--name/...`) the model's own
+    name."""
     parts = [part for part in re.split(r"[/\\]", model_path.strip()) if part not in ("", ".")]
     for index in reversed(range(len(parts))):
         cached = _CACHED.fullmatch(parts[index])
@@ -153,12 +150,12 @@ def model_name(model_path: str) -> str:
 
 
 def _spelled(model_path: str) -> str:
-    """The name as the rules are written for: lower case, and words apart by hyphens."""
+    """The name in the form of the rules: lower case, with words separated by hyphens."""
     return model_name(model_path).lower().replace("_", "-")
 
 
 def _best_marks(jinja: str | None, tokens: frozenset[str], kind: str) -> Marks | None:
-    """The most specific marks that hold, unless as specific ones name another template."""
+    """The most specific matching marks, unless equally specific ones indicate another template."""
     jinja = jinja and _with_newlines(jinja)
     scored = [(_score(marks, jinja, tokens, kind), marks) for family in FAMILIES for marks in family.marks]
     top = max(score for score, _ in scored)
@@ -167,7 +164,7 @@ def _best_marks(jinja: str | None, tokens: frozenset[str], kind: str) -> Marks |
 
 
 def _score(marks: Marks, jinja: str | None, tokens: frozenset[str], kind: str) -> int:
-    """0: not these marks; else how many hold."""
+    """0 if the marks do not match; else how many there are."""
     if marks.types and kind not in marks.types:
         return 0
     known_type = 1 if marks.types else 0
@@ -182,7 +179,7 @@ def _score(marks: Marks, jinja: str | None, tokens: frozenset[str], kind: str) -
 
 
 def _with_newlines(text: str) -> str:
-    r"""A newline in Jinja's string may be spelled `\n`; that says the same."""
+    r"""A newline in a Jinja string may be spelled `\n`."""
     return text.replace("\\n", "\n")
 
 

@@ -1,4 +1,4 @@
-"""Chat templates by name: built in, of installed packages, and registered by a program."""
+"""Chat templates by name: built in, from installed packages, and registered by a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILT_IN: Mapping[str, ChatTemplate] = {
 
 
 class ChatTemplateTable(Registry[ChatTemplate]):
-    """Templates as objects, and those that third parties plug in."""
+    """Templates as objects, and plug-ins of third parties."""
 
     def __init__(self) -> None:
         super().__init__("chat template", {})
@@ -29,7 +29,7 @@ class ChatTemplateTable(Registry[ChatTemplate]):
         return name in self._templates or super().__contains__(name)
 
     def load(self, name: str) -> ChatTemplate:
-        """The template called `name`; UnknownName (a KeyError) lists the known ones, a near one first."""
+        """The template called `name`; UnknownName (a KeyError) lists the known ones, a similar one first."""
         template = self._templates.get(name)
         if template is not None:
             return template
@@ -40,16 +40,16 @@ class ChatTemplateTable(Registry[ChatTemplate]):
             raise UnknownName(f"{error}; did you mean {near!r}?") if near else error from None
 
     def near(self, name: str) -> str | None:
-        """The known name that `name` looks like, if any: written in another way, cut short, or misspelt. Of a
-        path or hub id, its last component counts."""
+        """The known name that `name` resembles, if any: written differently, cut short, or misspelt. For a
+        path or hub id, only the last component counts."""
         plain = {_letters(known): known for known in self.names()}
-        asked = _letters(str(name).rstrip("/\\")[-200:])
-        if len(asked) < 2:
+        letters_of_name = _letters(str(name).rstrip("/\\")[-200:])
+        if len(letters_of_name) < 2:
             return None
-        begun = [known for letters, known in plain.items() if letters.startswith(asked)]
+        begun = [known for letters, known in plain.items() if letters.startswith(letters_of_name)]
         if begun:
-            return plain.get(asked) or min(begun, key=len)
-        alike = difflib.get_close_matches(asked, plain, n=1, cutoff=0.7)
+            return plain.get(letters_of_name) or min(begun, key=len)
+        alike = difflib.get_close_matches(letters_of_name, plain, n=1, cutoff=0.7)
         return plain[alike[0]] if alike else None
 
     def register(self, template: ChatTemplate, *, replace: bool = False) -> ChatTemplate:
@@ -70,7 +70,7 @@ CHAT_TEMPLATES = ChatTemplateTable()
 
 
 class _View(Mapping[str, ChatTemplate]):
-    """The table as a mapping, loaded as it is read."""
+    """The table as a mapping; entries are loaded when they are read."""
 
     def __getitem__(self, name: str) -> ChatTemplate:
         return CHAT_TEMPLATES.load(name)
@@ -90,9 +90,8 @@ chat_template_registry: Mapping[str, ChatTemplate] = _View()
 
 
 def register_chat_template(template: ChatTemplate, *, replace: bool = False) -> ChatTemplate:
-    """Make `template` known under its name, for this process. The same template twice is no error; another
-    one under a taken name is a ValueError unless `replace`.
-    """
+    """Register `template` under its name, for this process. Registering the same template twice is allowed;
+    raises ValueError if the name is taken by another one, unless `replace`."""
     return CHAT_TEMPLATES.register(template, replace=replace)
 
 

@@ -1,8 +1,8 @@
-"""Messages -> the prompt: its text, and the media it refers to. Turns go through a template, raw text stands
-verbatim between them, and one turn at the end may be open.
+"""Messages -> the prompt: its text, and the media it refers to. Turns are rendered with a template, raw text
+is copied between them, and the last turn may be open.
 
-An open turn is rendered as a prefix which generation continues, for any role. It knows templates, not
-tokenizers, and what no model takes.
+An open turn is rendered as a prefix that generation continues, for any role. It knows templates, but no
+tokenizers, nor which media a model supports.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class TemplateLimit(TemplateError):
 
 
 class TextTemplate(Protocol):
-    """A checkpoint's own template (runtime.formats.chat.jinja has the one for Jinja). It is given contents of
-    parts as {"type": "text", "text": ...}, {"type": "image"}, "video", "audio", and sees to the shape that it
-    reads."""
+    """A checkpoint's own template (runtime.formats.chat.jinja has the Jinja implementation). Contents of
+    parts are passed as {"type": "text", "text": ...}, {"type": "image"}, "video", "audio"; it converts them
+    to the shape that it reads."""
 
     @property
     def bos_token(self) -> str: ...
@@ -57,10 +57,8 @@ class TextTemplate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt: its text, and what its parts refer to, in the order of the messages.
-
-    modalities: what parts say under that name, one entry per part that says something.
-    """
+    """A prompt: its text, and the sources of its media parts, in the order of the messages. modalities: the
+    parts' fields of that name, one entry per part that has one."""
 
     text: str
     images: tuple[ImageData, ...] = ()
@@ -77,22 +75,21 @@ def render(
     template_kwargs: Mapping[str, Any] | None = None,
     image_token: str | None = None,
 ) -> Rendered:
-    """The prompt. Only raw messages of text: their text, and no template is asked.
+    """The prompt. If all messages are raw text, it is their text, and no template is used.
 
-    A content of parts is given to a Jinja template as parts where it prints them, else as its text parts
-    joined with one space. A ChatTemplate has its image_token where an image or a video stands, and its
-    audio_token where audio does, with nothing around them; texts that follow one another are joined with one
-    space. image_token: what stands for an image outside of turns, where the template does not say it.
+    A content of parts is passed to a Jinja template as parts if it prints them, else as its text parts joined
+    with one space. A ChatTemplate writes its image_token for an image or a video and its audio_token for
+    audio, with nothing around them; consecutive texts are joined with one space. image_token: the text for an
+    image outside of turns, if the template does not define it.
 
-    An open assistant turn continues the template's own generation prompt, where it has one, so that the text
-    of a turn that goes on extends the text it was begun with.
+    An open assistant turn continues the template's own generation prompt, if it has one, so that the text of
+    a continued turn extends the text it began with. The reasoning of replies is passed to a Jinja template as
+    `message.reasoning_content`; most drop that of earlier replies. A ChatTemplate has no field for it and
+    drops it.
 
-    The reasoning of replies is given to a Jinja template, as `message.reasoning_content`; most drop that of
-    earlier replies. A ChatTemplate has no place for it and drops it.
-
-    Raises BadRequest for a part that is of no known type or malformed. Raises TemplateError, which is one:
-    no template, an open turn that is not the last, media outside of turns where only a ChatTemplate can place
-    them, a template that refuses, or one that rewrites earlier turns where raw text stands between turns.
+    Raises BadRequest for a part of an unknown type or a malformed one. Raises TemplateError, a BadRequest, if
+    there is no template, an open turn is not the last, media are outside of turns without a ChatTemplate, the
+    template refuses, or it rewrites earlier turns although raw text is between turns.
     """
     for index, message in enumerate(messages[:-1]):
         if message.open and message.role != RAW_ROLE:
@@ -109,8 +106,8 @@ def render_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of `render`, for conversations of text. Raises as it does, and TemplateError for media, which
-    a text does not hold."""
+    """The text of `render`, for conversations of text. Raises like render(), and TemplateError for media,
+    which a text cannot hold."""
     for index, message in enumerate(messages):
         try:
             check_media(message.content, index, ())
@@ -120,14 +117,14 @@ def render_prompt(
 
 
 def _media(messages: Sequence[Message]) -> Rendered:
-    """What the parts refer to, all of them checked; no text yet."""
+    """The sources of the media parts, all of them checked; without the text."""
     images: list[ImageData] = []
     videos: list[str] = []
     audios: list[str] = []
     modalities: list[str | list[str]] = []
     for index, message in enumerate(messages):
         check_parts(message.content, index)
-        # The encoding that looks at media whatever becomes of the text.
+        # The encoding that collects media in any text format.
         process_content_for_template_format(
             {"content": message.content}, "string", images, videos, audios, modalities, True, index=index
         )
@@ -166,43 +163,41 @@ def _prompt(
         try:
             return turns.prompt(messages, bare)
         except TemplateError:
-            raise first from None  # it was given what most templates take
+            raise first from None  # the error of the shape that most templates take
 
 
 def conversation(
     messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
 ) -> list[Message]:
-    """The messages as a chat API's request means them, the turn to be written left open.
+    """The messages as a chat API's request means them, with the turn to be generated left open.
 
-    continue_final_message: the last message is begun and to be continued; else, with add_generation_prompt, a
-    reply is opened. Raises TemplateError where there is no message to continue.
+    continue_final_message: the last message is incomplete and to be continued; else, with
+    add_generation_prompt, a reply is opened. Raises TemplateError if there is no message to continue.
     """
-    made = list(messages)
+    turns = list(messages)
     if continue_final_message:
-        if not made or made[-1].role == RAW_ROLE:
+        if not turns or turns[-1].role == RAW_ROLE:
             raise TemplateError("there is no last turn to continue", where="continue_final_message")
-        made[-1] = msgspec.structs.replace(made[-1], open=True, continued=True)
-    elif add_generation_prompt and not (made and made[-1].open):
-        made.append(Message("assistant", "", open=True))
-    return made
+        turns[-1] = msgspec.structs.replace(turns[-1], open=True, continued=True)
+    elif add_generation_prompt and not (turns and turns[-1].open):
+        turns.append(Message("assistant", "", open=True))
+    return turns
 
 
 def as_dict(message: Message, index: int = 0, content_format: str = "string") -> dict[str, Any]:
-    """The message as chat templates expect it: tool-call arguments parsed, absent keys left out.
-
-    content_format "openai": the template walks over the parts of the content itself.
-    """
-    made = process_content_for_template_format(
+    """The message as chat templates expect it: tool-call arguments parsed, absent keys omitted.
+    content_format "openai": the template iterates over the parts of the content itself."""
+    converted = process_content_for_template_format(
         {"role": message.role, "content": message.content}, content_format, [], [], [], [], index=index
     )
     if message.name is not None:
-        made["name"] = message.name
+        converted["name"] = message.name
     if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
+        converted["tool_call_id"] = message.tool_call_id
     if message.reasoning_content is not None:
-        made["reasoning_content"] = message.reasoning_content
+        converted["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        made["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -210,7 +205,7 @@ def as_dict(message: Message, index: int = 0, content_format: str = "string") ->
             }
             for call in message.tool_calls
         ]
-    return made
+    return converted
 
 
 def _by_prefixes(messages: Sequence[Message], template: ChatTemplate) -> str:
@@ -228,7 +223,7 @@ def _by_prefixes(messages: Sequence[Message], template: ChatTemplate) -> str:
 
 
 class _Turns:
-    """One prompt through a template that only renders whole conversations."""
+    """One prompt with a template that can only render whole conversations."""
 
     def __init__(
         self, template: TextTemplate, template_kwargs: Mapping[str, Any] | None, image_token: str | None
@@ -239,7 +234,8 @@ class _Turns:
 
     @staticmethod
     def refusal_is_final(error: TemplateError) -> bool:
-        """Whether another shape of the tools cannot help: it is about turns, or a limit was met."""
+        """Whether another shape of the tools cannot help: the refusal is about turns, or a limit was
+        exceeded."""
         return (error.where or "").startswith("messages[") or isinstance(error, TemplateLimit)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
@@ -265,7 +261,7 @@ class _Turns:
         return self._bos_first(pieces) if begins_raw else "".join(pieces)
 
     def _bos_first(self, pieces: list[str]) -> str:
-        """The template's begin-of-text belongs before raw text that stands before the first turn."""
+        """The template's begin-of-text token belongs before raw text that precedes the first turn."""
         bos = self._template.bos_token
         whole = "".join(pieces)
         if not bos or not any(piece.startswith(bos) for piece in pieces[1:]):
@@ -277,11 +273,11 @@ class _Turns:
         if "tool_calls" in last:
             raise TemplateError("an open turn cannot carry tool calls", where=f"messages[{index}]")
         content = last["content"]
-        text, only_text = _said(content)
+        text, only_text = _text_of_content(content)
         reply = last["role"] == "assistant" and only_text and not last.get("reasoning_content")
         offered = self._or_none(before, add_generation_prompt=True) if reply else None
         if offered is not None and (opening := self._template.opening) and offered.endswith(opening):
-            return offered + text  # as it does after other conversations: no need to look at the closed one
+            return offered + text  # as after other conversations: no need to render the closed one
         closed = self._or_none(before) if before else ""
         if offered is not None and offered != closed:
             return offered + text
@@ -297,26 +293,26 @@ class _Turns:
         if closed is None:
             return start
         if start.startswith(closed) and not start[len(closed) :].removesuffix(text).strip():
-            # It puts at most a space before the reply: models spell that space with their first word.
+            # It puts at most a space before the reply: models write that space with their first word.
             return closed + text if not text or text[0].isspace() else start
         return closed + text if reply and self._opens_replies(before, closed, mark) else start
 
     def _opens_replies(self, before: list[dict[str, Any]], closed: str, mark: str) -> bool:
-        """Whether the template opens a reply though none was asked for: another turn of the user does not
-        stand behind that, and all that was said does."""
+        """Whether the template opens a reply without being asked to: another turn of the user replaces that
+        opening, but keeps everything before it."""
         if not before:
             return False
-        asked = self._or_none([*before, {"role": "user", "content": mark}])
-        said = _said(before[-1]["content"])[0].strip()
-        if asked is None or asked.startswith(closed) or not said:
+        with_question = self._or_none([*before, {"role": "user", "content": mark}])
+        text = _text_of_content(before[-1]["content"])[0].strip()
+        if with_question is None or with_question.startswith(closed) or not text:
             return False
-        pairs = enumerate(zip(asked, closed, strict=False))
-        parting = next((at for at, (one, other) in pairs if one != other), len(asked))
-        return said in closed[:parting]
+        pairs = enumerate(zip(with_question, closed, strict=False))
+        parting = next((at for at, (one, other) in pairs if one != other), len(with_question))
+        return text in closed[:parting]
 
     def _or_none(self, turns: list[dict[str, Any]], add_generation_prompt: bool = False) -> str | None:
-        """None where the template refuses these turns: they may be what it refuses to end with (a system
-        message alone), and no more is known then of what a turn after them begins with."""
+        """None if the template refuses these turns: it may refuse to end with them (a lone system message),
+        and then the beginning of a turn after them is unknown."""
         try:
             return self._render(turns, add_generation_prompt)
         except TemplateError as error:
@@ -325,7 +321,7 @@ class _Turns:
             return None
 
     def _render(self, turns: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
-        """One rendering of the few that a prompt takes; each has its limit, and all of them together."""
+        """One of the few renderings of a prompt; each has a limit, and all of them together."""
         if self._spent > _PATIENCE_S:
             raise TemplateLimit(
                 f"the chat template does too much work: one prompt takes it more than {_PATIENCE_S:g} s",
@@ -360,7 +356,7 @@ def _refuse_extras(
     tools: Sequence[Mapping[str, Any]] | None,
     template_kwargs: Mapping[str, Any] | None,
 ) -> None:
-    """A prefix and suffix per role can say text; what it can't say is refused, not dropped."""
+    """Prefixes and suffixes per role can only express text; anything else is refused, not dropped."""
     hint = "use the checkpoint's own template"
     if tools:
         raise TemplateError(
@@ -382,7 +378,7 @@ def _refuse_extras(
 def _tool_shapes(
     tools: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The tools as {"type": "function", "function": ...}, and as the functions alone."""
+    """The tools as {"type": "function", "function": ...}, and as the functions only."""
     wrapped = [tool if "function" in tool else _wrapped(tool) for tool in tools]
     return wrapped, [tool.get("function") or tool for tool in tools]
 
@@ -392,7 +388,7 @@ def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _raw(message: Message, index: int, image_token: str | None) -> str:
-    """Text outside of turns. A Jinja template does not say how media stand in it."""
+    """Text outside of turns. A Jinja template does not define how media are written there."""
     if isinstance(message.content, str):
         return message.content
     for at, part in enumerate(message.content):
@@ -407,7 +403,7 @@ def _raw(message: Message, index: int, image_token: str | None) -> str:
 
 
 def _with_tokens(message: Message, template: ChatTemplate) -> str:
-    """The content with the template's tokens where media stand."""
+    """The content with the template's tokens for media."""
     return _with_marks(message, template.image_token, template.audio_token)
 
 
@@ -426,8 +422,8 @@ def _with_marks(message: Message, image_token: str, audio_token: str) -> str:
     return "".join(pieces)
 
 
-def _said(content: Any) -> tuple[str, bool]:
-    """The text of a content, parts joined with one space, and whether that is all there is."""
+def _text_of_content(content: Any) -> tuple[str, bool]:
+    """The text of a content, parts joined with one space, and whether it has nothing else."""
     if isinstance(content, str):
         return content, True
     texts = [part["text"] for part in content if part["type"] == "text"]
@@ -435,7 +431,7 @@ def _said(content: Any) -> tuple[str, bool]:
 
 
 def _marked(content: Any, mark: str) -> Any:
-    """The content with `mark` where it ends."""
+    """The content with `mark` at its end."""
     if isinstance(content, str):
         return content + mark
     if content and content[-1]["type"] == "text":
@@ -444,7 +440,7 @@ def _marked(content: Any, mark: str) -> Any:
 
 
 def _unused_mark(turns: Sequence[Mapping[str, Any]]) -> str:
-    """A text that nobody wrote."""
+    """A text that does not occur in the turns."""
     mark, count = _MARK, 0
     while any(mark in text for text in _strings(list(turns))):
         count += 1
@@ -453,7 +449,7 @@ def _unused_mark(turns: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON's kinds."""
+    """All texts in a JSON value."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -466,7 +462,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _arguments(text: str) -> Any:
-    """Many templates need an object; what is no JSON stays as it was."""
+    """Many templates need an object; text that is not JSON stays unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""The sandbox in which chat templates run: no way out, and a budget for one rendering.
+"""The sandbox in which chat templates run: no access to the interpreter, and a budget for one rendering.
 
-A template is code of a stranger. Jinja's immutable sandbox keeps it from the interpreter. Here, an operation
-whose result may be much bigger than what it is given spends that from the budget first. Others spend what
-they return. Each round of a loop and each call spends a little. It knows Jinja, not chats.
+A template is untrusted code. Jinja's immutable sandbox keeps it from the interpreter. Here, an operation
+whose result may be much larger than its input spends the size from the budget first. Other operations spend
+the size of their result. Each iteration of a loop and each call spends a little. It knows Jinja, not chats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.formats.chat.sandbox_source import Bounded, Generation, check_sourc
 
 
 def run(template: jinja2.Template, context: Mapping[str, Any], budget: Budget) -> str:
-    """The template's output. Raises what it raises, Limit among it."""
+    """The template's output. Raises the template's errors, including Limit."""
     token = BUDGET.set(budget)
     try:
         return Sandbox.concat(template.generate(context))
@@ -39,7 +39,8 @@ def run(template: jinja2.Template, context: Mapping[str, Any], budget: Budget) -
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Templates see values, no attribute that begins with an underscore, and nothing that changes a value."""
+    """Templates see values, but no attribute that begins with an underscore, and nothing that changes a
+    value."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -53,7 +54,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = dict(SANDBOX_FILTERS)
         self.tests = dict(SANDBOX_TESTS)
         self.globals.update(SANDBOX_GLOBALS)
-        # These can make any amount of text out of nothing.
+        # These can create any amount of text from nothing.
         for name in ("lipsum", "cycler"):
             self.globals.pop(name, None)
 

@@ -1,7 +1,7 @@
-"""The filters, tests and globals of the sandbox: those whose result may be much bigger than what they are
-given spend that before.
+"""The filters, tests and globals of the sandbox. Those whose result may be much larger than their input spend
+its size first.
 
-It knows Jinja's own filters and the budget of the rendering in progress.
+It knows Jinja's own filters and the budget of the current rendering.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from runtime.formats.chat.budget import BUDGET, ITEM, OBJECT, Budget, Limit, Rou
 MAX_RANGE = 100_000
 SLOW_INPUT = 100_000
 _ESCAPED = 6
-"""Characters that an escape may make of one."""
+"""The most characters that escaping makes of one."""
 
 
 class SealedNamespace(Namespace):
-    """Prints no content: namespaces may hold one another."""
+    """Does not print its contents: namespaces may contain one another."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
-# -- how much an operation makes, if that may be much more than it is given ------------------------------
+# -- the size of an operation's result, if that may be much larger than its input ------------------------
 
-_WIDTH = re.compile(r"\d{5}")  # in any script's digits: str.format reads them all
+_WIDTH = re.compile(r"\d{5}")  # digits of any script: str.format reads them all
 _NUMBER = re.compile(r"\d+")
 _PERCENT_STAR = re.compile(r"%[-#0 +]*(?:\*|\d*\.\*)")
 _NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 def growth_of_percents(budget: Budget, form: Any, *args: Any, **kwargs: Any) -> int:
-    """Units of `form % args` or `form % kwargs`: each place may print all values."""
+    """Units of `form % args` or `form % kwargs`: each placeholder may print all values."""
     text = str(form)
     if _WIDTH.search(text) or _PERCENT_STAR.search(text):
         raise Limit("the template formats to a width that is too big")
@@ -60,12 +60,12 @@ def growth_of_braces(budget: Budget, form: str, *args: Any, **kwargs: Any) -> in
 
 
 def _widest(form: str) -> int:
-    """Largest number in a format; nothing in it is padded to more."""
+    """The largest number in a format; nothing is padded to more."""
     return max((int(digits) for digits in _NUMBER.findall(form)), default=0)
 
 
 def _escaped(text: Any) -> int:
-    """Markup escapes what is put into it."""
+    """Markup escapes inserted text."""
     return _ESCAPED if isinstance(text, Markup) else 1
 
 
@@ -106,7 +106,8 @@ def _escaping(budget: Budget, value: Any) -> int:
 
 
 def _slow(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Of filters that read a text with Python loops or regular expressions, and may put others into it."""
+    """For filters that process a text with Python loops or regular expressions, and may insert other
+    texts."""
     size = budget.size(value)
     if size > SLOW_INPUT:
         raise Limit(f"the template hands more than {SLOW_INPUT} characters to a filter that is slow")
@@ -137,16 +138,16 @@ METHOD_GROWTH: Mapping[str, Callable[..., int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _padded),
     **dict.fromkeys(("split", "rsplit", "splitlines"), _split),
 }
-"""Of texts."""
+"""The growth of methods of texts."""
 _LISTING = frozenset({"list", "batch", "slice", "sort", "reverse", "unique", "groupby", "join"})
-"""Filters that make a list of what they are given."""
+"""Filters that turn their input into a list."""
 
 
 # -- filters ---------------------------------------------------------------------------------------------
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jinja's filter `function`, which spends what it makes."""
+    """Jinja's filter `function`, which spends the size of its result."""
     passes = getattr(function, "jinja_pass_arg", None)
     first = passes.name if passes is not None else None
     growth = _FILTER_GROWTH.get(name)
@@ -174,7 +175,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pass_context
 def finalize(context: Context, value: Any) -> Any:
-    """Before a value is printed."""
+    """Called before a value is printed."""
     if not isinstance(value, str):
         budget = BUDGET.get()
         budget.spend(budget.size(value))
@@ -189,7 +190,7 @@ def _new(context: Context, value: Any) -> Any:
 @pass_context
 def _rounds(context: Context, value: Any, units: int) -> Any:
     if isinstance(value, jinja2.Undefined):
-        iter(value)  # a strict or plain undefined decides for itself
+        iter(value)  # strict and plain undefined values behave differently here
         return value
     if not isinstance(value, Iterable):
         raise TypeError(f"{type(value).__name__!r} object is not iterable")
@@ -237,7 +238,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without HTML escapes: a prompt is no web page."""
+    """JSON without HTML escapes: a prompt is not a web page."""
     budget = BUDGET.get()
     width = len(indent) if isinstance(indent, str) else indent or 0
     if width > 64 or any(len(text) > 64 for text in separators or ()):
@@ -254,12 +255,12 @@ def _tojson(
             pieces.append(piece)
         text = "".join(pieces)
     if ensure_ascii:
-        text = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+        text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
     return str(budget.new(text))
 
 
 _NOT_ASCII = re.compile("[^\\x00-\\x7f\\ue000-\\uf8ff]+")
-"""Private-use characters stay what they are: they stand for texts that are put in later."""
+"""Private-use characters are not escaped: they are placeholders for texts that are inserted later."""
 
 
 # -- globals ---------------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def _range(*bounds: int) -> range:
 
 
 def strftime_at(now: Callable[[], datetime]) -> Callable[[str], str]:
-    """Templates' `strftime_now` by the clock `now`."""
+    """The templates' `strftime_now` with the clock `now`."""
 
     def strftime_now(form: str) -> str:
         if len(form) > 200 or re.search(r"[0-9]{3}", form):

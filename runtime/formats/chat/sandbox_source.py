@@ -1,7 +1,5 @@
-"""A template's source before it is trusted with a parser, and what is put into its syntax tree.
-
-It knows Jinja's syntax; what the filters that are put there do is theirs.
-"""
+"""Checks a template's source before parsing, and adds the sandbox's filters to its syntax tree. It knows
+Jinja's syntax, not the filters' behaviour."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from runtime.formats.chat.budget import ITEM, OBJECT, Limit
 
 MAX_SOURCE_BYTES = 1 << 18
 MAX_TOKENS = 16_000
-"""Of syntax, blanks left out. A parser and a compiler need some 30 microseconds for each."""
+"""Tokens of syntax without blanks. Parser and compiler need about 30 microseconds for each."""
 MAX_NESTING = 64
-"""Blocks and brackets, one within another."""
+"""Nested blocks and brackets."""
 _OPENING = frozenset({"(", "[", "{"})
 _CLOSING = frozenset({")", "]", "}"})
 _BLOCKS = frozenset({"for", "if", "macro", "call", "filter", "with", "block", "autoescape", "generation"})
 
 
 def check_source(environment: jinja2.Environment, source: str) -> None:
-    """Raises Limit for a source that is too long, or nested too deep, to be parsed in little time; what the
-    lexer raises for what is no Jinja."""
-    # Each character is a byte at least; counting those of a huge text would take time of its own.
+    """Raises Limit if a source is too long or nested too deeply to be parsed quickly; and the lexer's errors
+    for invalid Jinja."""
+    # Each character is at least one byte; encoding a huge text would itself take time.
     if len(source) > MAX_SOURCE_BYTES or len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         raise Limit(f"the template has more than {MAX_SOURCE_BYTES} bytes")
     depth = tokens = 0
@@ -49,7 +47,7 @@ def check_source(environment: jinja2.Environment, source: str) -> None:
 
 
 class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote; here it prints its body."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text; here it only prints its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -59,10 +57,11 @@ class Generation(Extension):
 
 
 class Bounded(NodeTransformer):
-    """Puts the sandbox's own filters around what jinja2 compiles to bare Python and a loop could repeat."""
+    """Puts the sandbox's filters around operations that jinja2 compiles to plain Python and a loop could
+    repeat."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        # A round adds the loop's own texts to a buffer, one by one.
+        # An iteration appends the loop's own texts to a buffer, one by one.
         texts = sum(1 for part in node.body for _ in part.find_all(nodes.TemplateData))
         self.generic_visit(node)
         units = nodes.Const(OBJECT + ITEM * texts, lineno=node.lineno)
@@ -70,7 +69,7 @@ class Bounded(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """`a + b + c` at once: a call for each sum is most of what rendering costs."""
+        """`a + b + c` as one call: a call for each sum would dominate the cost of rendering."""
         terms: list[nodes.Expr] = [node.right]
         first = node.left
         while isinstance(first, nodes.Add):
@@ -104,7 +103,7 @@ class Bounded(NodeTransformer):
 
 
 def _small(node: nodes.Expr) -> bool:
-    """Whether it is written out in the source, and so no bigger than that."""
+    """Whether it is a literal in the source, and so no larger than that."""
     if isinstance(node, (nodes.List, nodes.Tuple)):
         return all(isinstance(item, nodes.Const) for item in node.items)
     return isinstance(node, nodes.Const)

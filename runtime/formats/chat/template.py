@@ -1,7 +1,7 @@
 """ChatTemplate: a model family's turns as a prefix and a suffix per role.
 
-Plain text in, plain text out. It knows no checkpoint, no tokenizer and no Jinja; which template belongs to
-which checkpoint is not its business either.
+Plain text in, plain text out. It knows no checkpoint, no tokenizer and no Jinja, and does not choose
+templates.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Any
 
 class ChatTemplateStyle(Enum):
     """PLAIN: every turn is prefix + content + suffix, whatever came before.
-
     LLAMA2: the conversation's first system message opens the first user turn, which then has no prefix of its
-    own.
-    """
+    own."""
 
     PLAIN = auto()
     LLAMA2 = auto()
@@ -27,12 +25,12 @@ class ChatTemplateStyle(Enum):
 class ChatTemplate:
     """How one family writes conversations.
 
-    default_system_prompt  used for a system message whose content is None; None: such a message is left out
+    default_system_prompt  used for a system message whose content is None; None: such a message is omitted
     role_prefix_and_suffix role -> (prefix, suffix); a role that is not listed has neither
     stop_str               strings that end a turn when the model writes one
-    image_token            stands in the text where an image goes; audio_token likewise
+    image_token            the text for an image; audio_token likewise
 
-    A begin-of-text token belongs to no prefix: the tokenizer adds it.
+    A begin-of-text token is not part of a prefix: the tokenizer adds it.
     """
 
     name: str
@@ -44,7 +42,7 @@ class ChatTemplate:
     style: ChatTemplateStyle = field(default=ChatTemplateStyle.PLAIN)
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        """What stands before and after a turn of `role` that follows `hist_messages`."""
+        """The texts before and after a turn of `role` that follows `hist_messages`."""
         prefix, suffix = self.role_prefix_and_suffix.get(role, ("", ""))
         if self.style is ChatTemplateStyle.LLAMA2:
             if role == "system" and not hist_messages:
@@ -54,7 +52,7 @@ class ChatTemplate:
         return prefix, suffix
 
     def _opened_by_system(self, hist_messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the one message so far is a system message with text, which opened the user's turn."""
+        """Whether the only message so far is a system message with text, which opened the user's turn."""
         if len(hist_messages) != 1 or hist_messages[0]["role"] != "system":
             return False
         return hist_messages[0]["content"] is not None or self.default_system_prompt is not None
@@ -81,10 +79,10 @@ def turns(
 
 
 def headed(before: str, after: str, end: str, assistant: str = "assistant") -> dict[str, tuple[str, str]]:
-    """Turns that differ by the role's name alone: `before` name `after` text `end`."""
+    """Turns that differ only in the role's name: `before` name `after` text `end`."""
     names = {"system": "system", "user": "user", "assistant": assistant}
     return {role: (f"{before}{name}{after}", end) for role, name in names.items()}
 
 
 CHATML_TURNS: Mapping[str, tuple[str, str]] = headed("<|im_start|>", "\n", "<|im_end|>\n")
-"""What many families share, each with its own default system prompt."""
+"""The turns of many families, each with its own default system prompt."""

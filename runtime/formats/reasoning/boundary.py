@@ -1,4 +1,4 @@
-"""Where the reasoning of one output ends, found while the output grows. Knows ids and texts, no requests."""
+"""Finds where the reasoning of an output ends, while the output grows. Knows ids and texts, no requests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from runtime.formats.reasoning.marks import ReasoningMarks, find
 
 
 class ReasoningBoundary:
-    """feed() takes what each delta adds; the work is linear in the output, and nothing is kept once the
-    boundary is found.
+    """feed() takes the additions of each delta. The work is linear in the output, and nothing is kept once
+    the boundary is found.
 
-    tokens: ids that are reasoning so far, marks included. answer_start: characters of the text that are; None
-    while it goes on. opened: the output begins inside the reasoning, so its beginning need not show a mark.
-    decode: the text of leading ids, as the output has it.
+    tokens: number of ids that are reasoning so far, marks included. answer_start: number of characters of the
+    text that are reasoning; None while it continues. opened: the output begins inside the reasoning, so that
+    its beginning need not show a mark. decode: the text of leading ids, as in the output.
     """
 
     def __init__(
@@ -23,9 +23,9 @@ class ReasoningBoundary:
         self.answer_start: int | None = None
         self._marks, self._decode, self._opened = marks, decode, opened
         self._ids: list[int] = []
-        self._text = ""  # all of it while the beginning is looked at, then as much as may begin the mark
-        self._before = 0  # characters in front of `_text`
-        self._end: int | None = None  # ids of the reasoning, once it is over
+        self._text = ""  # the whole text at the beginning, then as much as may begin the mark
+        self._before = 0  # characters before `_text`
+        self._end: int | None = None  # number of ids of the reasoning, once it has ended
         self._plain = False  # the output has no reasoning
 
     @property
@@ -49,7 +49,7 @@ class ReasoningBoundary:
             self._look_for_end(seen)
 
     def _begins(self) -> bool:
-        """Whether the beginning shows the mark that opens the reasoning."""
+        """Whether the text begins with the mark that opens the reasoning."""
         marks = self._marks
         if marks.open_ids:
             return tuple(self._ids[: len(marks.open_ids)]) == marks.open_ids
@@ -68,7 +68,7 @@ class ReasoningBoundary:
         if marks.close_ids:
             end = find(self._ids, marks.close_ids, seen)
             if end is not None:
-                self._found(end, len(self._decode(self._ids[:end])))
+                self._set(end, len(self._decode(self._ids[:end])))
             return
         at = self._text.find(marks.close)
         if at >= 0:
@@ -76,13 +76,13 @@ class ReasoningBoundary:
             count = bisect_left(
                 range(len(self._ids)), start, key=lambda size: len(self._decode(self._ids[:size]))
             )
-            self._found(count, start)
+            self._set(count, start)
         elif self._opened:
             keep = len(marks.close) - 1
             dropped = max(0, len(self._text) - keep)
             self._before += dropped
             self._text = self._text[dropped:]
 
-    def _found(self, count: int, start: int) -> None:
+    def _set(self, count: int, start: int) -> None:
         self._end, self.answer_start = count, start
         self._ids, self._text = [], ""

@@ -1,8 +1,6 @@
-"""Replies in channels (harmony, of gpt-oss): analysis is reasoning, what else has no recipient is the answer,
-and a message to a tool stays as it is written, for the parser of calls. Knows texts only.
-
-Source: https://cookbook.openai.com/articles/openai-harmony
-"""
+"""Replies in channels (harmony, of gpt-oss): analysis is reasoning, other messages without a recipient are
+the answer, and a message to a tool is passed on unchanged for the tool-call parser. Knows only texts. Source:
+https://cookbook.openai.com/articles/openai-harmony"""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _MESSAGE = "<|message|>"
 _LONGEST_HEADER = 256
 _TO_TOOL = re.compile(r"\bto=")
-_PLAIN_START, _PLAIN_END = "analysis", "assistantfinal"  # where control tokens are left out of the text
+_PLAIN_START, _PLAIN_END = "analysis", "assistantfinal"  # in text without control tokens
 
 
 class ChannelSplitter:
-    """As ReasoningSplitter, for one reply. begun: the text begins inside an analysis."""
+    """Like ReasoningSplitter, for one reply. begun: the text begins inside an analysis."""
 
     def __init__(self, *, begun: bool = False) -> None:
         self._reader, self._begun = Reader(), begun
         self._reasoning: list[str] = []
         self._answer: list[str] = []
         self._head: list[str] = []
-        self._thoughts = 0  # messages of analysis so far
+        self._thoughts = 0  # number of analysis messages so far
         self._answered = False
         self._steps = self._run()
         self._done = False
@@ -46,9 +44,9 @@ class ChannelSplitter:
     def _step(self) -> tuple[str, str]:
         if not self._done:
             self._done = next(self._steps, self) is self
-        found = "".join(self._reasoning), "".join(self._answer)
+        pieces = "".join(self._reasoning), "".join(self._answer)
         self._reasoning, self._answer = [], []
-        return found
+        return pieces
 
     def _run(self) -> Reading[None]:
         reader = self._reader
@@ -60,7 +58,7 @@ class ChannelSplitter:
             if (yield from reader.starts((_PLAIN_END,))):
                 self._drop(len(_PLAIN_END))
         while True:
-            yield from self._body(self._say, (*_STARTS, *_ENDS))
+            yield from self._body(self._add_answer, (*_STARTS, *_ENDS))
             mark = yield from reader.starts((*_STARTS, *_ENDS))
             if not mark:
                 return
@@ -76,17 +74,17 @@ class ChannelSplitter:
         try:
             header = yield from reader.until((_MESSAGE,), _LONGEST_HEADER)
         except Malformed:
-            self._say(reader.reset())
+            self._add_answer(reader.reset())
             return
         reader.take(len(_MESSAGE))
         raw = reader.reset()
         ends = ("<|start|>", *_ENDS)
         if _TO_TOOL.search(header):
-            self._say(raw)
-            yield from self._body(self._say, ends)
-            found = yield from reader.starts(ends)
-            if found in _ENDS:
-                self._say(reader.take(len(found)))
+            self._add_answer(raw)
+            yield from self._body(self._add_answer, ends)
+            end = yield from reader.starts(ends)
+            if end in _ENDS:
+                self._add_answer(reader.take(len(end)))
         elif "analysis" in header:
             self._keep(raw)
             if self._thoughts:
@@ -94,19 +92,19 @@ class ChannelSplitter:
             yield from self._body(self._think, ends)
         else:
             self._keep(raw)
-            yield from self._body(self._say, ends)
+            yield from self._body(self._add_answer, ends)
 
-    def _body(self, give: Callable[[str], None], ends: tuple[str, ...]) -> Reading[None]:
-        """Text up to one of `ends`, which stays."""
+    def _body(self, emit: Callable[[str], None], ends: tuple[str, ...]) -> Reading[None]:
+        """Text up to one of `ends`, which is not consumed."""
         reader = self._reader
-        self._thoughts += give == self._think
+        self._thoughts += emit == self._think
         while True:
-            place = reader.find(ends)
-            give(reader.take(reader.left - reader.held(ends) if place is None else place))
-            if place is not None:
+            distance = reader.find(ends)
+            emit(reader.take(reader.left - reader.held(ends) if distance is None else distance))
+            if distance is not None:
                 return
             if reader.over:
-                give(reader.take(reader.left))
+                emit(reader.take(reader.left))
                 return
             yield
 
@@ -114,7 +112,7 @@ class ChannelSplitter:
         self._reasoning.append(text)
         self._keep(text)
 
-    def _say(self, text: str) -> None:
+    def _add_answer(self, text: str) -> None:
         self._answer.append(text)
         self._answered = self._answered or bool(text)
         self._reader.taken.clear()
@@ -123,7 +121,7 @@ class ChannelSplitter:
         self._keep(self._reader.take(size))
 
     def _keep(self, text: str) -> None:
-        """What stands before the answer is remembered as it is."""
+        """Remember text before the answer unchanged."""
         if not self._answered:
             self._head.append(text)
         self._reader.taken.clear()

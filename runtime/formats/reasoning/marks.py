@@ -1,7 +1,7 @@
 """How models mark their reasoning: the text before the answer, and the mark that ends it.
 
-A table of the marks that model families use, which of them a checkpoint has, and where in an output the
-answer begins. It knows texts and ids, no model and no server.
+A table of the marks of model families, which of them a checkpoint uses, and where the answer begins in an
+output. It knows texts and ids, no model and no server.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from runtime.protocol.errors import BadRequest
 
 AUTO, NONE = "auto", "none"
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables of chat templates that switch the reasoning, as families call them."""
+"""The names of chat-template variables that switch reasoning on or off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Texts around the reasoning. `open` may be written by the prompt or by the model. inside: control tokens
-    that stand in the reasoning besides. ends: texts before which it ends as well, such as the beginning of a
-    tool call, and which stay. dropped: texts around the answer, which are left out of it."""
+    that may also occur in the reasoning. ends: texts before which the reasoning also ends, such as the
+    beginning of a tool call; they are kept. dropped: texts around the answer that are removed."""
 
     open: str
     close: str
@@ -58,16 +58,16 @@ HARMONY = Marks(
 )  # gpt-oss
 
 KNOWN: tuple[Marks, ...] = (THINK, BRACKETS, SEED, COMMAND, KIMI, GEMMA, APERTUS, MINIMAX_3, HARMONY)
-"""The most common first: where a tokenizer has the tokens of several, the first is meant."""
+"""The most common first: if a tokenizer has the tokens of several, the first is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
     """How one model marks its reasoning.
 
-    close_ids: the mark as ids, where it holds a token of its own; then these ids end the reasoning, and the
-    same letters in other tokens do not. () = the mark is plain text, however it is cut into tokens.
-    inside_ids: control tokens that may stand in the reasoning. ends, dropped: see Marks.
+    close_ids: the mark as ids, if it contains an added token; then these ids end the reasoning, and the same
+    letters in other tokens do not. () = the mark is plain text, however it is tokenised. inside_ids: control
+    tokens that may occur in the reasoning. ends, dropped: see Marks.
     """
 
     open: str
@@ -79,57 +79,57 @@ class ReasoningMarks:
     dropped: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a prompt's end opens the reasoning, so that what follows is reasoning."""
+        """Whether the end of the prompt opens the reasoning, so that the output begins with it."""
         return bool(self.open) and prompt.rstrip().endswith(self.open)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether a prompt's end closes the reasoning, so that what follows is the answer."""
+        """Whether the end of the prompt closes the reasoning, so that the output begins with the answer."""
         return prompt.rstrip().endswith(self.close)
 
 
-def find(ids: Sequence[int], wanted: Sequence[int], start: int = 0) -> int | None:
-    """Where the first `wanted` in `ids` from `start` on ends; None where there is none."""
-    size, first = len(wanted), wanted[0]
+def find(ids: Sequence[int], sequence: Sequence[int], start: int = 0) -> int | None:
+    """The end of the first `sequence` in `ids` from `start` on; None if there is none."""
+    size, first = len(sequence), sequence[0]
     while True:
         try:
             start = ids.index(first, start)
         except ValueError:
             return None
-        if tuple(ids[start : start + size]) == tuple(wanted):
+        if tuple(ids[start : start + size]) == tuple(sequence):
             return start + size
         start += 1
 
 
 def marks_of(
-    asked: str | Marks,
+    option: str | Marks,
     added_id: Callable[[str], int | None],
     encode: Callable[[str], Sequence[int]],
     templates: Iterable[str] = (),
 ) -> ReasoningMarks | None:
-    """The marks of a model; None where it does not reason.
+    """The marks of a model; None if it does not reason.
 
-    asked: marks, "auto" (the known ones whose end is a token of the tokenizer's own, else whose both ends
-    stand in a chat template), "none", or the text that ends the reasoning. encode: text -> ids, control
-    tokens read as such. Raises BadRequest for a text that is empty.
+    option: marks, "auto" (known marks whose end is an added token of the tokenizer, else whose two ends are
+    in a chat template), "none", or the text that ends the reasoning. encode: text -> ids, with control
+    tokens. Raises BadRequest for an empty text.
     """
-    if asked == NONE:
+    if option == NONE:
         return None
-    if not asked:
+    if not option:
         raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
-    if isinstance(asked, Marks):
-        found: Marks | None = asked
+    if isinstance(option, Marks):
+        marks: Marks | None = option
     else:
-        found = _known(added_id, list(templates)) if asked == AUTO else _said(asked)
-    if found is None:
+        marks = _known(added_id, list(templates)) if option == AUTO else _marks_ending_with(option)
+    if marks is None:
         return None
-    opens = _ids(found.open, added_id, encode)
-    inside = [token for text in found.inside if (token := added_id(text)) is not None]
-    closes = _ids(found.close, added_id, encode)
+    opens = _ids(marks.open, added_id, encode)
+    inside = [token for text in marks.inside if (token := added_id(text)) is not None]
+    closes = _ids(marks.close, added_id, encode)
     every = tuple({*opens, *inside})
-    return ReasoningMarks(found.open, found.close, opens, closes, every, found.ends, found.dropped)
+    return ReasoningMarks(marks.open, marks.close, opens, closes, every, marks.ends, marks.dropped)
 
 
-def _said(close: str) -> Marks:
+def _marks_ending_with(close: str) -> Marks:
     return next((marks for marks in KNOWN if marks.close == close), Marks("", close))
 
 
@@ -146,7 +146,7 @@ def _known(added_id: Callable[[str], int | None], templates: Sequence[str]) -> M
 def _ids(
     mark: str, added_id: Callable[[str], int | None], encode: Callable[[str], Sequence[int]]
 ) -> tuple[int, ...]:
-    """`mark` as ids, where a token of the tokenizer's own begins it; else it is plain text."""
+    """`mark` as ids, if it begins with an added token of the tokenizer; else () for plain text."""
     if not mark:
         return ()
     whole = added_id(mark)

@@ -1,5 +1,4 @@
-"""A reply's text taken apart as it comes: the reasoning, and the answer. Knows texts only, no ids and no
-model."""
+"""Splits a reply's text into reasoning and answer as it comes. Knows only texts, no ids and no model."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from runtime.formats.tools.reader import held_back, longest_first
 
 
 class TextMarks(Protocol):
-    """What stands around reasoning; `open` may be empty. ends, dropped: see Marks."""
+    """The texts around reasoning; `open` may be empty. ends, dropped: see Marks."""
 
     @property
     def open(self) -> str: ...
@@ -26,14 +25,14 @@ class TextMarks(Protocol):
 
 
 class ReasoningSplitter:
-    """feed() and at last end() give (reasoning, answer) pieces; whatever the pieces of the text, they add up
-    to the same two texts. `head` is what stood before the answer, verbatim: head + answer is the text, but
-    for marks around the answer.
+    """feed() and finally end() return (reasoning, answer) pieces. However the text is split, they add up to
+    the same two texts. `head` is the text before the answer, unchanged: head + answer is the text, except for
+    marks around the answer.
 
-    choices: the marks that the text may show at its beginning. begun: the text begins inside the reasoning,
-    whether or not it shows the opening mark. boundary_given: where the answer starts comes with the pieces;
-    the closing mark is not looked for in the text. The blanks around the reasoning are left out, and those
-    that lead the answer, unless `exact`.
+    choices: the marks that the text may begin with. begun: the text begins inside the reasoning, whether or
+    not it has the opening mark. boundary_given: the start of the answer is passed with the pieces, and the
+    closing mark is not searched in the text. Blanks around the reasoning are removed, and those before the
+    answer, unless `exact`.
     """
 
     def __init__(
@@ -47,20 +46,20 @@ class ReasoningSplitter:
         self._choices, self._begun, self._boundary_given, self._exact = choices, begun, boundary_given, exact
         self._marks = choices[0]
         self._close = choices[0].close if begun else ""
-        self._unsaid = ""  # what may be a mark around the answer
+        self._unsaid = ""  # text that may be a mark around the answer
         self._state: Literal["start", "inside", "gap", "answer"] = "start"
         self._held = ""
         self._head: list[str] = []
         self._taken = 0  # characters of the head
-        self._emitted = False  # whether a piece of reasoning was given out
+        self._emitted = False  # whether a piece of reasoning was returned
 
     @property
     def head(self) -> str:
         return "".join(self._head)
 
     def feed(self, text: str, answer_start: int | None = None) -> tuple[str, str]:
-        """What can be told now of the reasoning and of the answer. answer_start: characters of the whole text
-        that are reasoning and marks, once that is told."""
+        """The new pieces of reasoning and answer. answer_start: number of characters of the whole text that
+        are reasoning and marks, once that is known."""
         if self._state == "answer":
             return "", self._cleaned(text)
         self._held += text
@@ -72,7 +71,7 @@ class ReasoningSplitter:
         return reasoning, self._cleaned(self._gap()) if self._state == "gap" else ""
 
     def end(self) -> tuple[str, str]:
-        """What is left when the text is over. Reasoning that was not closed is all reasoning."""
+        """The rest, at the end of the text. Unclosed reasoning is all reasoning."""
         held, self._held = self._held, ""
         if self._state == "start" and not (self._begun and (self._boundary_given or held.strip())):
             return "", held
@@ -82,11 +81,11 @@ class ReasoningSplitter:
         return ("" if self._state in ("gap", "answer") else self._trimmed(held.rstrip())), ""
 
     def _here(self, answer_start: int | None) -> int | None:
-        """The same place, counted in the held text."""
+        """The same position, relative to the held text."""
         return None if answer_start is None else max(0, answer_start - self._taken)
 
     def _open(self, end: int | None) -> None:
-        """Leave the start once it is known whether an opening mark stands there."""
+        """Leave the start once it is known whether an opening mark is there."""
         stripped = self._undressed(self._held[:end])
         for marks in self._choices:
             if stripped.startswith(marks.open):
@@ -105,12 +104,12 @@ class ReasoningSplitter:
     def _inside(self, end: int | None) -> str:
         held, close = self._held, self._close
         if not self._boundary_given:
-            found = _first_of(held, (close, *self._marks.ends))
-            if found is not None and found[1] != close:
-                self._take(found[0])
+            match = _first_of(held, (close, *self._marks.ends))
+            if match is not None and match[1] != close:
+                self._take(match[0])
                 self._state = "gap"
-                return self._trimmed(held[: found[0]].rstrip())
-            end = None if found is None else found[0] + len(close)
+                return self._trimmed(held[: match[0]].rstrip())
+            end = None if match is None else match[0] + len(close)
         if end is None or end > len(held):
             sure = held[: len(held) - self._open_end()].rstrip()
             self._take(len(sure))
@@ -120,7 +119,7 @@ class ReasoningSplitter:
         return self._trimmed(held[:end].rstrip().removesuffix(close).rstrip())
 
     def _open_end(self) -> int:
-        """How many of the last characters may turn out to be the closing mark."""
+        """How many of the last characters may begin the closing mark."""
         held, close = self._held, self._close
         bare = held.rstrip()
         if self._boundary_given and bare.endswith(close):
@@ -144,7 +143,7 @@ class ReasoningSplitter:
         return answer
 
     def _undressed(self, text: str) -> str:
-        """Without leading blanks and marks around the answer, which may stand before the reasoning."""
+        """Without leading blanks and marks of the answer, which may precede the reasoning."""
         while True:
             text = text.lstrip()
             dropped = (one for marks in self._choices for one in marks.dropped)
@@ -160,9 +159,9 @@ class ReasoningSplitter:
             return text
         text, self._unsaid = self._unsaid + text, ""
         pieces = []
-        while (found := _first_of(text, marks)) is not None:
-            pieces.append(text[: found[0]])
-            text = text[found[0] + len(found[1]) :]
+        while (match := _first_of(text, marks)) is not None:
+            pieces.append(text[: match[0]])
+            text = text[match[0] + len(match[1]) :]
         keep = len(text) - held_back(text, 0, marks)
         self._unsaid = text[keep:]
         return "".join([*pieces, text[:keep]])
@@ -174,6 +173,6 @@ class ReasoningSplitter:
 
 
 def _first_of(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first of `options` stands in a text, and which it is."""
-    found = longest_first(options)[0].search(text)
-    return None if found is None else (found.start(), found[0])
+    """The position of the first of `options` in a text, and which one it is."""
+    match = longest_first(options)[0].search(text)
+    return None if match is None else (match.start(), match[0])

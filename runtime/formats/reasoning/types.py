@@ -1,8 +1,7 @@
-"""Model families by the names that programs give them, and how each marks its reasoning. Knows texts only, no
-ids and no model.
+"""Model families by their names, and how each marks its reasoning. Knows only texts, no ids and no model.
 
-Sources: the model cards and chat templates of the families named. Families whose marks are control tokens of
-a channel protocol are in the table where the decoded text shows them.
+Sources: the model cards and chat templates of the families. Families whose marks are control tokens of a
+channel protocol are included if the decoded text shows them.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningType:
-    """`marks` around the reasoning. `begun`: whether the prompt opens it, so that an output begins inside and
-    shows only the closing mark; else an output that does not open it has none. kept: it is not taken out; the
-    mark that the prompt opened it with is put before it."""
+    """`marks` around the reasoning. `begun`: whether the prompt opens it, so that an output begins inside it
+    and has only the closing mark; otherwise an output that does not open it has none. kept: the reasoning is
+    not removed from the content; the mark with which the prompt opened it is put before it."""
 
     marks: Marks
     begun: bool = False
@@ -47,7 +46,7 @@ class ReasoningType:
 
 
 REASONING_TYPES: dict[str, ReasoningType] = {
-    # DeepSeek-R1's template ends with <think>; so do those of the pure thinking models below.
+    # DeepSeek-R1's template ends with <think>, as do those of the pure thinking models below.
     "deepseek-r1": ReasoningType(THINK, begun=True),
     "deepseek-v3": ReasoningType(_THINK_OR_CALL),
     "deepseek-v4": ReasoningType(THINK),
@@ -80,24 +79,24 @@ REASONING_TYPES: dict[str, ReasoningType] = {
     "inkling": ReasoningType(INKLING),
     "granite_thinking_parser": ReasoningType(_GRANITE),
 }
-"""Name -> how the family marks its reasoning. "auto" takes whatever known mark an output shows."""
+"""Name -> how the family marks its reasoning. "auto" uses any known mark in the output."""
 
 
 def reasoning_type(name: str) -> ReasoningType | None:
-    """The family called `name`; None for "auto". Raises UnknownName with the known ones."""
+    """The family called `name`; None for "auto". Raises UnknownName listing the known ones."""
     if name == AUTO:
         return None
-    found = REASONING_TYPES.get(name)
-    if found is None:
+    kind = REASONING_TYPES.get(name)
+    if kind is None:
         known = ", ".join([AUTO, *REASONING_TYPES])
         raise UnknownName(f"unknown kind of reasoning {name!r}; known: {known}")
-    return found
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A text taken apart. `head`: all that stands before the answer, marks and blanks included, verbatim;
-    `reasoning`: the thoughts without them. head + answer is the text."""
+    """A split text. `head`: everything before the answer, with marks and blanks, unchanged; `reasoning`: the
+    thoughts without them. head + answer is the text."""
 
     head: str
     reasoning: str
@@ -105,7 +104,7 @@ class Split:
 
 
 class KeptReasoning:
-    """All is the answer, behind the mark that the prompt ended with."""
+    """Everything is the answer, preceded by the mark at the end of the prompt."""
 
     head = ""
 
@@ -124,7 +123,7 @@ AnySplitter: TypeAlias = ReasoningSplitter | ChannelSplitter | KeptReasoning
 
 
 def splitter_of(kind: ReasoningType | None) -> AnySplitter:
-    """For a text of this kind; None: whatever known mark it shows."""
+    """For a text of this kind; None: with any known mark."""
     if kind is None:
         return ReasoningSplitter(KNOWN)
     if kind.kept:
@@ -133,14 +132,14 @@ def splitter_of(kind: ReasoningType | None) -> AnySplitter:
 
 
 def splitter_by(marks: TextMarks, *, begun: bool) -> ReasoningSplitter | ChannelSplitter:
-    """For a text with these marks, which begins inside the reasoning or not."""
+    """For a text with these marks; begun: it begins inside the reasoning."""
     if marks.close == HARMONY.close:
         return ChannelSplitter(begun=begun)
     return ReasoningSplitter([marks], begun=begun)
 
 
 def split_reasoning(text: str, kind: ReasoningType | None) -> Split:
-    """The whole text taken apart; see ReasoningSplitter."""
+    """Split a whole text; see ReasoningSplitter."""
     splitter = splitter_of(kind)
     thought, answer = splitter.feed(text)
     more, rest = splitter.end()

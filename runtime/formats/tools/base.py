@@ -1,4 +1,4 @@
-"""What a tool-call format is: how it is found in a text, read, and written."""
+"""The interface of a tool-call format: how calls are found in a text, parsed, and written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from runtime.formats.tools.types import Call, StructureInfo, Tool, ToolCallItem
 
 
 class CallSink:
-    """Where a format's parser puts the calls of one reply.
+    """Receives the calls of one reply from a format's parser.
 
-    incremental: the pieces of a call are given out as they come, which is for text that a constraint shapes;
-    else a call is given out when it is whole, and what turns out to be none becomes content.
+    incremental: the pieces of a call are returned as they come, for constrained text. Otherwise a call is
+    returned when it is complete, and text that turns out not to be one becomes content.
     """
 
     def __init__(self, reader: Reader, tools: Mapping[str, Tool], incremental: bool, forward: bool) -> None:
@@ -27,7 +27,7 @@ class CallSink:
         self._held: list[str] = []
 
     def tool(self, name: str) -> Tool:
-        """The tool of this name. Raises Malformed where there is none."""
+        """The tool of this name. Raises Malformed if there is none."""
         tool = self._tools.get(name)
         if tool is None:
             if not self._forward:
@@ -43,7 +43,7 @@ class CallSink:
         return self._tools
 
     def begin(self, name: str) -> Tool:
-        """A call of this tool begins. Raises Malformed where there is no such tool."""
+        """A call of this tool begins. Raises Malformed if there is no such tool."""
         tool = self.tool(name)
         self._index = self.count if name in self._tools else -1
         self._held = []
@@ -61,7 +61,7 @@ class CallSink:
             self._held.append(piece)
 
     def commit(self) -> None:
-        """The call is whole."""
+        """The call is complete."""
         if not self._incremental:
             self.count += self._index >= 0
             self._give(ToolCallItem(self._index, self._name))
@@ -69,7 +69,7 @@ class CallSink:
         self._reader.taken.clear()
 
     def whole(self, name: str, arguments: str) -> None:
-        """A whole call; `arguments`: JSON."""
+        """A complete call; `arguments`: JSON."""
         self.begin(name)
         self.arguments(arguments)
         self.commit()
@@ -89,45 +89,45 @@ class CallSink:
 
 
 class BaseFormatDetector(ABC):
-    """A format. keys: the names it is chosen by. One object serves all replies: it holds no state.
+    """A format. keys: its names. One object serves all replies: it has no state.
 
     To add one: a subclass, or an object of one of the shapes (json_calls, named_calls, tagged, pythonic), in
-    a file of `formats`, and a line in `table`; a package of its own has an entry point in the group
+    a file of `formats`, and a line in `table`; a separate package has an entry point in the group
     `sglang_dsl.tool-call.format`.
     """
 
     keys: ClassVar[tuple[str, ...]] = ()
 
     triggers: tuple[str, ...]
-    """Texts at which a call, or what stands around calls, begins."""
+    """Texts that begin a call, or the wrapper of calls."""
 
     @abstractmethod
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
-        """Behind a trigger, which was consumed: all calls up to where content goes on. Raises Malformed where
-        there is none; what was taken since the last whole call is content then."""
+        """After a consumed trigger: read all calls up to the next content. Raises Malformed if there is none;
+        the text since the last complete call is content then."""
 
     @abstractmethod
     def render(self, calls: Sequence[Call]) -> str:
-        """As the model writes them."""
+        """The calls as the model writes them."""
 
     def structure_info(self, name: str) -> StructureInfo | None:
-        """Around the JSON arguments of a call of one tool; None: they are not written as JSON."""
+        """The texts around the JSON arguments of a call of one tool; None if they are not written as JSON."""
         return None
 
     def finder(self, names: Sequence[str] | None) -> re.Pattern[str] | None:
-        """What finds triggers, where only some count: one whose text says at once that no call follows need
-        not be looked at. names: of the tools that may be called; None: any."""
+        """A pattern for triggers, if only some count: those after which the text cannot be a call are
+        skipped. names: of the tools that may be called; None: any."""
         return None
 
     unsure: re.Pattern[str] | None = None
-    """A trigger at the end of the text that is here, of which it is not yet known whether it counts."""
+    """Matches a trigger at the end of the available text that needs more text to decide whether it counts."""
 
     around: tuple[str, str, str] = ("", "", "")
-    """Begin of all calls, separator, end of all calls, as structural tags write them."""
+    """Begin of all calls, separator, end of all calls, for structural tags."""
 
     def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The structural tag ({"type": "tag", ...}) of one call; None where structural tags cannot say it.
-        schema: of the arguments, where they are written as JSON; else the tool's own decides."""
+        """The structural tag ({"type": "tag", ...}) of one call; None if structural tags cannot express it.
+        schema: of the arguments, if they are written as JSON; otherwise the tool's own is used."""
         info = self.structure_info(tool.name)
         if info is None:
             return None
@@ -139,8 +139,8 @@ class BaseFormatDetector(ABC):
         }
 
     def auto_trigger(self) -> str | None:
-        """The text after which a call must follow, in a reply that need not call; None where content may
-        hold it, too."""
+        """The text after which a call must follow, in a reply with optional calls; None if content may
+        contain it, too."""
         return self.triggers[0]
 
     def has_tool_call(self, text: str) -> bool:

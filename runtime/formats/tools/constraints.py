@@ -1,7 +1,7 @@
-"""What a reply must look like where tools may, or must, be called.
+"""Constraints of replies that may, or must, call tools.
 
-The structural tag of a format comes from its own declaration; a format whose calls structural tags cannot say
-is replaced by a JSON list of calls, which the parser "json-array" reads.
+The structural tag of a format comes from its own declaration. A format that structural tags cannot express is
+replaced by a JSON list of calls, which the parser "json-array" reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEVELS = {"off": 0, "function": 1, "parameter": 2}
 
 
 class ToolConstraint(NamedTuple):
-    """kind: "structural_tag" or "json_schema". key: the parser of the text, where it is not the format's."""
+    """kind: "structural_tag" or "json_schema". key: the parser of the text, if it is not the format's own."""
 
     kind: Literal["structural_tag", "json_schema"]
     spec: dict[str, Any]
@@ -30,9 +30,9 @@ class ToolConstraint(NamedTuple):
 
 def strict_level() -> int:
     """SGLANG_TOOL_STRICT_LEVEL: 0, off: only tools that ask for it. 1, function: names and form of all calls.
-    2, parameter: their arguments' schemas, too."""
-    given = os.environ.get("SGLANG_TOOL_STRICT_LEVEL", "0").strip().lower()
-    return _LEVELS.get(given, int(given) if given.isdigit() else 0)
+    2, parameter: the schemas of their arguments, too."""
+    level = os.environ.get("SGLANG_TOOL_STRICT_LEVEL", "0").strip().lower()
+    return _LEVELS.get(level, int(level) if level.isdigit() else 0)
 
 
 def chosen(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
@@ -45,16 +45,16 @@ def chosen(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
         return list(tools)
     if not tools:
         raise BadRequest("Tools cannot be empty if tool choice is set to a specific tool.", where="tools")
-    found = [tool for tool in tools if tool.name == choice[1:]]
-    if not found:
+    matches = [tool for tool in tools if tool.name == choice[1:]]
+    if not matches:
         raise BadRequest(f"Tool '{choice[1:]}' not found in tools list.", where="tool_choice")
-    return found
+    return matches
 
 
 def structure_constraint(
     detector: BaseFormatDetector | None, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True
 ) -> ToolConstraint | None:
-    """None: the reply is free. `detector` None: of a model whose format nobody knows."""
+    """None: the reply is unconstrained. `detector` None: the model's format is unknown."""
     allowed = chosen(tools, choice)
     if not allowed:
         return None
@@ -72,8 +72,8 @@ def structure_constraint(
 def calls_or_json(
     detector: BaseFormatDetector | None, tools: Sequence[Tool], parallel: bool, schema: dict[str, Any] | bool
 ) -> ToolConstraint | None:
-    """The reply is calls, or JSON of that schema without any. None: the format's calls cannot be said by
-    structural tags."""
+    """The reply is calls, or JSON of this schema without calls. None: structural tags cannot express the
+    format."""
     tags = _tags(detector, tools, level=2)
     if detector is None or tags is None:
         return None
@@ -85,7 +85,7 @@ def calls_or_json(
 def _auto(
     detector: BaseFormatDetector | None, tools: Sequence[Tool], parallel: bool, level: int
 ) -> ToolConstraint | None:
-    """Free text, in which every call is one of these."""
+    """Free text in which every call is one of these."""
     trigger = None if detector is None else detector.auto_trigger()
     tags = _tags(detector, tools, level)
     if detector is None or trigger is None or tags is None:
@@ -133,12 +133,12 @@ def _only_calls(detector: BaseFormatDetector, tags: list[dict[str, Any]], parall
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """Of the tool's arguments: an object."""
+    """The schema of the tool's arguments: an object."""
     return {"type": "object", "properties": {}, **tool.parameters}
 
 
 def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
-    """A list of calls as JSON. Raises BadRequest for two definitions of one name that differ."""
+    """A list of calls as JSON. Raises BadRequest if a name has two different definitions."""
     definitions: dict[str, Any] = {}
     options = []
     for tool in tools:
@@ -153,17 +153,17 @@ def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
             "required": ["name", "parameters"],
         })  # fmt: skip
     items = {"type": "object", **(options[0] if len(options) == 1 else {"anyOf": options})}
-    made: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
+    calls: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
     if not parallel:
-        made["maxItems"] = 1
-    return {**made, "$defs": definitions} if definitions else made
+        calls["maxItems"] = 1
+    return {**calls, "$defs": definitions} if definitions else calls
 
 
 def legacy_tag(
     detector: BaseFormatDetector, tools: Sequence[Tool], at_least_one: bool = False
 ) -> dict[str, Any] | None:
-    """The older form of a structural tag: {"structures": [...], "triggers": [...]}; None where the format
-    has none."""
+    """The older form of a structural tag: {"structures": [...], "triggers": [...]}; None if the format has
+    none."""
     infos = [detector.structure_info(tool.name) for tool in tools]
     structures = [
         {

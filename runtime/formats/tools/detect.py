@@ -1,10 +1,10 @@
-"""Which tool-call format a checkpoint writes, by the text of its own chat template."""
+"""Detects the tool-call format of a checkpoint by the text of its chat template."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# The marks that a template shows, all of a line, and the format; the first that fits.
+# (marks, format): the format if a template contains all marks; the first match is used.
 _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<｜DSML｜",), "deepseekv32"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseekv3"),
@@ -38,7 +38,7 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def tool_format_of(templates: Iterable[str]) -> tuple[str, str] | None:
-    """(format, the marks that said so), of a checkpoint's template texts; None where they show no calls."""
+    """(format, the matching marks) for a checkpoint's template texts; None if they have no calls."""
     text = "\n".join(templates)
     for marks, name in _MARKS:
         if all(mark in text for mark in marks):

@@ -19,7 +19,7 @@ _NAMES = ("name", "tool_name")
 _OTHERS = ("id", "type", "tool_call_id", "index", "thought")
 _KEYS = sorted({key[:2] for key in (*_NAMES, *_ARGUMENTS, *_OTHERS)})
 _FIRST = "".join(sorted({key[0] for key in _KEYS}))
-# Of a bracket without other marks: what may be a call behind it, and what may become that.
+# For a bracket without other marks: patterns for the beginning of a call, and for a possible beginning.
 _BARE = {
     "{": (
         rf"""\{{(?=\s{{0,64}}["'](?:{"|".join(_KEYS)}))""",
@@ -31,12 +31,12 @@ _BARE = {
 
 @dataclass(frozen=True)
 class JsonCalls(BaseFormatDetector):
-    """begin, end: around one call, or around all where `listed` (written as a list). Read either way.
+    """begin, end: around one call, or around all calls if `listed` (written as a list). Both forms are read.
+    separator: between calls. aliases: other texts that begin a call. closers: other texts that end a call.
 
-    separator: between calls. aliases: other texts that begin one. closers: other texts that may end one.
-    name, arguments: the keys that are written; all usual ones are read. bare: an object or a list without
-    `begin` is read as well. others: what else an object says is passed over; else it is no call. older: how
-    structural tags of the older form begin an object, the name in braces; "": there is none.
+    name, arguments: the keys that are written; all usual ones are read. bare: also read an object or a list
+    without `begin`. others: ignore other keys of an object; otherwise it is not a call. older: how structural
+    tags of the older form begin an object, with the name in braces; "": there is none.
     """
 
     begin: str
@@ -86,7 +86,8 @@ class JsonCalls(BaseFormatDetector):
         reader.reset()
 
     def _another(self, reader: Reader) -> Reading[bool]:
-        """Whether a separator and another object follow, which are consumed up to behind its brace."""
+        """Whether a separator and another object follow; they are consumed, including the object's opening
+        brace."""
         separator = self.separator.strip()
         width = yield from reader.width_of_blank()
         if not (yield from reader.starts((separator,), width)):
@@ -129,7 +130,7 @@ class JsonCalls(BaseFormatDetector):
         return StructureInfo(self.begin + head, f"}}{self.end}", self.triggers[0])
 
     def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        around = self.listed or self.bare  # the marks stand around all calls
+        around = self.listed or self.bare  # the marks are around all calls
         head = f'{{"{self.name}": {text_of(tool.name)}, "{self.arguments}": '
         begin, end = (head, "}") if around else (self.begin + head, f"}}{self.end}")
         content = {"type": "json_schema", "json_schema": schema}
@@ -137,7 +138,7 @@ class JsonCalls(BaseFormatDetector):
 
 
 def call_object(reader: Reader, dialect: Dialect, calls: CallSink, others: bool = False) -> Reading[None]:
-    """A call, behind its opening brace. Raises Malformed."""
+    """A call, after its opening brace. Raises Malformed."""
     name: str | None = None
     begun = False
     held: list[str] | None = None
@@ -182,24 +183,24 @@ def _text(reader: Reader, dialect: Dialect) -> Reading[str]:
         return reader.take(len(simple[0]))[1:-1]
     pieces: list[str] = []
     yield from value(reader, dialect, pieces.append)
-    found: str = json.loads("".join(pieces))
-    return found
+    string: str = json.loads("".join(pieces))
+    return string
 
 
 def _arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
-    """An object; null is the empty one; a text is the JSON of one."""
+    """An object; null is the empty object; a string contains the JSON of one."""
     yield from reader.blank()
     if (yield from reader.peek()) == "{":
         yield from value(reader, dialect, emit)
         return
     pieces: list[str] = []
     yield from value(reader, dialect, pieces.append)
-    found = json.loads("".join(pieces))
-    if isinstance(found, str):
+    parsed = json.loads("".join(pieces))
+    if isinstance(parsed, str):
         try:
-            found = json.loads(found) if found.strip() else None
+            parsed = json.loads(parsed) if parsed.strip() else None
         except ValueError as error:
             raise Malformed("arguments are no JSON") from error
-    if found is not None and not isinstance(found, dict):
+    if parsed is not None and not isinstance(parsed, dict):
         raise Malformed("arguments are no object")
-    emit(text_of(found or {}))
+    emit(text_of(parsed or {}))

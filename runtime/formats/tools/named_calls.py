@@ -1,4 +1,4 @@
-"""Formats that write a call's name in marks of its own, and its arguments as a JSON object behind them."""
+"""Formats that write a call's name in marks of its own, followed by its arguments as a JSON object."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OTHERWISE = {"<|tool_call>call:": "<|tool_call|>call:", "<tool_call|>": "<|tool
 
 
 def spelled(*marks: str) -> tuple[str, ...]:
-    """Marks, and how documents write some of them: with the bars of ASCII."""
-    given = [mark for mark in marks if mark]
-    return tuple(dict.fromkeys(given + [_OTHERWISE.get(mark, mark.replace("｜", "|")) for mark in given]))
+    """Marks, and how some documents write them: with ASCII bars."""
+    present = [mark for mark in marks if mark]
+    return tuple(dict.fromkeys(present + [_OTHERWISE.get(mark, mark.replace("｜", "|")) for mark in present]))
 
 
 def arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
@@ -31,11 +31,10 @@ def arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
 
 @dataclass(frozen=True)
 class NamedCalls(BaseFormatDetector):
-    """begin, end: around all calls ("": nothing). opener, closer: around one. before: between the opener and
-    the name. after: between the name and its arguments. behind: between them and the closer. separator:
-    between calls; prefix, suffix: around the name, "{}" in the suffix: the call's number. single: a
-    structural tag of the older form has one call, without what stands around all.
-    """
+    """begin, end: around all calls ("": nothing). opener, closer: around one call. before: between the opener
+    and the name. after: between the name and its arguments. behind: between the arguments and the closer.
+    separator: between calls. prefix, suffix: around the name; "{}" in the suffix is the call's number.
+    single: a structural tag of the older form has one call, without the wrapper of all calls."""
 
     opener: str
     after: str
@@ -64,12 +63,12 @@ class NamedCalls(BaseFormatDetector):
         reader.reset()
 
     def next_one(self, reader: Reader) -> Reading[bool]:
-        """Whether another call follows, whose opener is consumed; the end of all calls is consumed, too."""
-        found = yield from reader.follows(spelled(self.opener, self.end.strip()))
-        return found in spelled(self.opener)
+        """Whether another call follows; its opener, or the end of all calls, is consumed."""
+        mark = yield from reader.follows(spelled(self.opener, self.end.strip()))
+        return mark in spelled(self.opener)
 
     def one(self, reader: Reader, calls: CallSink) -> Reading[None]:
-        """A call, behind its opener."""
+        """A call, after its opener."""
         if self.before:
             yield from reader.expect(*spelled(self.before))
         after = spelled(self.after.strip())
@@ -82,7 +81,7 @@ class NamedCalls(BaseFormatDetector):
                 yield from reader.follows(spelled(mark.strip()))
 
     def call(self, reader: Reader, name: str, calls: CallSink) -> Reading[None]:
-        """The call of what stands in the name's place, behind which its arguments begin."""
+        """The call with this name; its arguments follow."""
         calls.begin(name)
         yield from arguments(reader, self.dialect, calls.arguments)
         calls.commit()

@@ -1,4 +1,4 @@
-"""FunctionCallParser: a model's text into content and tool calls, whole or as it comes."""
+"""FunctionCallParser: splits a model's text into content and tool calls, whole or as it comes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runtime.protocol.registry import UnknownName
 
 
 class FunctionCallParser:
-    """tools: what may be called, OpenAI's dicts or objects. key: a name of FORMATS, or "json-array" for text
-    that a JSON schema of calls shaped. Without tools all text is content.
+    """tools: the available tools, as OpenAI's dicts or objects. key: a name of FORMATS, or "json-array" for
+    text constrained by a JSON schema of calls. Without tools all text is content.
 
-    Any split of a text gives the same content and the same calls. A call of a tool that is not offered is
-    content, as a malformed one is; with SGLANG_FORWARD_UNKNOWN_TOOLS=1 it is given out with the index -1.
-    incremental: arguments are given out as they come, which is right for text that a grammar shapes; a call
-    that breaks off stays as far as it came. Raises ValueError for an unknown key.
+    Any split of a text gives the same content and calls. A call of an unknown tool is content, like a
+    malformed one; with SGLANG_FORWARD_UNKNOWN_TOOLS=1 it is returned with the index -1. incremental:
+    arguments are returned as they come, for constrained text; an unfinished call stays as far as it came.
+    Raises ValueError for an unknown key.
     """
 
     def __init__(self, tools: Iterable[Any] | None, key: str, *, incremental: bool = False) -> None:
@@ -31,28 +31,28 @@ class FunctionCallParser:
         self._stream: Splitter | None = None
 
     def has_tool_call(self, text: str) -> bool:
-        """Whether the text shows a mark of the format."""
+        """Whether the text contains a mark of the format."""
         return bool(self.tools) and self.detector.has_tool_call(text)
 
     def parse_non_stream(self, text: str) -> tuple[str, list[ToolCallItem]]:
         """The content, and each call as one item."""
-        found = self._splitter().whole(text)
+        result = self._splitter().whole(text)
         calls: list[ToolCallItem] = []
-        for item in found.calls:
+        for item in result.calls:
             if item.name is not None:
                 calls.append(item)
             else:
                 calls[-1].parameters += item.parameters
-        return found.normal_text, calls
+        return result.normal_text, calls
 
     def parse_stream_chunk(self, text: str) -> StreamingParseResult:
-        """The next piece of a reply: of each call first the name, then pieces of its arguments."""
+        """The next piece of a reply: for each call first the name, then pieces of its arguments."""
         if self._stream is None:
             self._stream = self._splitter()
         return self._stream.feed(text)
 
     def parse_stream_end(self) -> StreamingParseResult:
-        """What is left when the reply is over; the next piece begins another one."""
+        """The rest at the end of the reply; the next piece begins another one."""
         stream, self._stream = self._stream, None
         return StreamingParseResult() if stream is None else stream.end()
 

@@ -1,4 +1,4 @@
-"""Formats whose calls are written as in Python: f(a=1, b="x"). Literals only, by name."""
+"""Formats whose calls are written as in Python: f(a=1, b="x"). Only literals, with keywords."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_OPTIONAL = 40
 
 @dataclass(frozen=True)
 class PythonicCalls(BaseFormatDetector):
-    """begin, end: around all calls. listed: in a list; else each stands on a line. aliases: other texts that
-    begin one, closers: that end one. within: what may stand between begin and the calls, and around their
-    end. fallback: another format's calls may stand there instead."""
+    """begin, end: around all calls. listed: in a list; otherwise one call per line. aliases: other texts that
+    begin the calls, closers: that end them. within: texts that may come between begin and the calls, and at
+    their end. json: another format whose calls may be there instead."""
 
     begin: str
     end: str
@@ -73,7 +73,7 @@ class PythonicCalls(BaseFormatDetector):
             if not opened:
                 if not (yield from self._another(reader)):
                     return
-            # Behind the last one comes its bracket, which may follow a comma, or be missing.
+            # The closing bracket after the last one may follow a comma, or be missing.
             elif (yield from reader.follows((",", "]"))) != "," or (yield from reader.follows(("]",))):
                 return
 
@@ -81,8 +81,8 @@ class PythonicCalls(BaseFormatDetector):
         """Whether a call follows on the next line."""
         skip = yield from reader.width_of_blank()
         while True:
-            found = NAME.match(reader.text, reader.at + skip)
-            size = found.end() - reader.at if found else skip
+            match = NAME.match(reader.text, reader.at + skip)
+            size = match.end() - reader.at if match else skip
             if size < reader.left or reader.over or size > skip + 256:
                 return size > skip and reader.text[reader.at + size : reader.at + size + 1] == "("
             yield
@@ -108,7 +108,7 @@ class PythonicCalls(BaseFormatDetector):
         if not calls:
             return ""
         written = (
-            f"{call.name}({', '.join(f'{key}={_literal(found)}' for key, found in call.arguments.items())})"
+            f"{call.name}({', '.join(f'{key}={_literal(item)}' for key, item in call.arguments.items())})"
             for call in calls
         )
         return f"{self.begin}{(', ' if self.listed else chr(10)).join(written)}{self.end}"
@@ -138,7 +138,8 @@ class PythonicCalls(BaseFormatDetector):
 def listed_arguments(
     schema: Mapping[str, Any], comma: str, argument: Callable[[str], dict[str, Any]]
 ) -> list[dict[str, Any]] | None:
-    """Arguments between commas: those that are required, then any of the others. None: too many of these."""
+    """Arguments separated by commas: the required ones, then any of the others. None: too many optional
+    ones."""
     names = list(schema.get("properties", {}))
     required = [key for key in names if key in schema.get("required", ())]
     optional = [key for key in names if key not in required]
@@ -153,7 +154,7 @@ def listed_arguments(
         return [argument(required[0]), *more, *others(optional)]
     if not optional:
         return []
-    # Which comes first decides where commas stand.
+    # The first one determines the positions of commas.
     firsts = [sequence(argument(key), *others(optional[at + 1 :])) for at, key in enumerate(optional)]
     return [{"type": "optional", "content": {"type": "or", "elements": firsts}}]
 
@@ -166,15 +167,15 @@ def const(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
 
 
-def _literal(found: Any) -> str:
-    """As Python writes it, texts as JSON does."""
-    match found:
+def _literal(item: Any) -> str:
+    """As Python writes it, but with JSON strings."""
+    match item:
         case None | bool():
-            return str(found)
+            return str(item)
         case str():
-            return text_of(found)
+            return text_of(item)
         case list():
-            return f"[{', '.join(map(_literal, found))}]"
+            return f"[{', '.join(map(_literal, item))}]"
         case dict():
-            return f"{{{', '.join(f'{text_of(key)}: {_literal(one)}' for key, one in found.items())}}}"
-    return text_of(found)
+            return f"{{{', '.join(f'{text_of(key)}: {_literal(one)}' for key, one in item.items())}}}"
+    return text_of(item)

@@ -1,7 +1,7 @@
 """Reads a text that comes in pieces of any size.
 
-A format's parser is a generator over a Reader: it yields where it needs more text, and decides only by what
-the text says, never by where a piece ended. So the same text gives the same result however it was cut.
+A format's parser is a generator over a Reader. It yields when it needs more text, and decides only by the
+text, never by where a piece ended. So the same text gives the same result however it was split.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
-"""Yields where more text is needed; returns what was read."""
+"""Yields when more text is needed; returns the text or value read."""
 
 NAME = re.compile(r"[\w.\-]*")
 _BEFORE = {mark: re.compile(rf"\s*+([\w.\-]++)\s*+{re.escape(mark)}") for mark in "(="}
 _BLANK = re.compile(r"\s*")
-_SHORT = 512  # characters that are copied with every piece, at most
+_SHORT = 512  # up to this many characters are copied with every piece
 
 
 class Malformed(Exception):
-    """What stands here is no call of this format."""
+    """The text is not a call of this format."""
 
 
 class Reader:
-    """feed() and end() are called from outside between two steps of the parser; the rest is the parser's.
-
-    `taken`: everything consumed since the last reset, which becomes content if it turns out to be no call.
-    """
+    """feed() and end() are called from outside between two steps of the parser; the parser calls the rest.
+    `taken`: everything consumed since the last reset, which becomes content if it is not a call."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -40,8 +38,8 @@ class Reader:
         self._waits = 0
 
     def feed(self, text: str) -> bool:
-        """Whether the parser should look at it now. Where much is here that it could not use yet, pieces wait
-        until they are worth another copy of that: so the work stays linear in the text."""
+        """Whether the parser should run now. If there is much text that it could not use yet, pieces wait
+        until copying that text is worth it, so that the work stays linear in the text."""
         self._waiting.append(text)
         self._waits += len(text)
         if self.left > _SHORT and self._waits * 8 < self.left:
@@ -60,24 +58,24 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Characters that are here and not yet consumed."""
+        """Available characters that are not consumed yet."""
         return len(self.text) - self.at
 
     def take(self, count: int) -> str:
-        """Consume `count` characters that are here."""
+        """Consume `count` available characters."""
         piece = self.text[self.at : self.at + count]
         self.at += count
         self.taken.append(piece)
         return piece
 
     def reset(self) -> str:
-        """What was taken, which is forgotten."""
+        """Return and forget the consumed text."""
         text = "".join(self.taken)
         self.taken.clear()
         return text
 
     def more(self) -> Reading[None]:
-        """Wait for text. Raises Malformed where there is no more."""
+        """Wait for text. Raises Malformed at the end of the text."""
         if self.over:
             raise Malformed("the text ends")
         yield
@@ -89,12 +87,12 @@ class Reader:
         return self.text[self.at]
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Consume the longest run that `pattern`, a repetition of one class of characters, matches."""
+        """Consume the longest match of `pattern`, a repetition of one character class."""
         pieces = ""
         while True:
-            found = pattern.match(self.text, self.at)
-            if found is not None and found.end() > self.at:
-                pieces += self.take(found.end() - self.at)
+            match = pattern.match(self.text, self.at)
+            if match is not None and match.end() > self.at:
+                pieces += self.take(match.end() - self.at)
             if self.left or self.over:
                 return pieces
             yield
@@ -104,58 +102,58 @@ class Reader:
         return (yield from self.run(_BLANK))
 
     def solid(self) -> str:
-        """The next character, where it is here and no white space; else ""."""
+        """The next character, if it is available and not white space; else ""."""
         character = self.text[self.at : self.at + 1]
         return "" if character.isspace() else character
 
     def next_solid(self) -> Reading[str]:
-        """The next character behind white space, which is consumed."""
+        """Consume white space; the next character after it."""
         yield from self.run(_BLANK)
         return (yield from self.peek())
 
     def starts(self, options: Sequence[str], skip: int = 0) -> Reading[str]:
-        """Which of `options` stands `skip` characters on, the longest; "" for none. Consumes nothing."""
+        """The longest of `options` found `skip` characters ahead; "" if none. Consumes nothing."""
         pattern, longest = longest_first(options)
         while True:
-            place = self.at + skip
-            here = len(self.text) - place
-            if here >= longest or self.over or self.text[place:] not in _beginnings(options):
-                found = pattern.match(self.text, place)
-                return found[0] if found else ""
+            position = self.at + skip
+            here = len(self.text) - position
+            if here >= longest or self.over or self.text[position:] not in _beginnings(options):
+                match = pattern.match(self.text, position)
+                return match[0] if match else ""
             yield
 
     def follows(self, options: Sequence[str]) -> Reading[str]:
-        """Which of `options` comes next behind white space; consumes both. "" for none: nothing is
+        """The one of `options` that comes next after white space; consumes both. "" if none; then nothing is
         consumed."""
         blank = 0 if self.solid() else (yield from self.width_of_blank())
-        found = yield from self.starts(options, blank)
-        if found:
-            self.take(blank + len(found))
-        return found
+        option = yield from self.starts(options, blank)
+        if option:
+            self.take(blank + len(option))
+        return option
 
     def width_of_blank(self, skip: int = 0) -> Reading[int]:
-        """How much white space stands `skip` characters on. Consumes nothing."""
+        """The length of the white space `skip` characters ahead. Consumes nothing."""
         width = skip
         while True:
-            found = _BLANK.match(self.text, self.at + width)
-            width = (found.end() if found else self.at + width) - self.at
+            match = _BLANK.match(self.text, self.at + width)
+            width = (match.end() if match else self.at + width) - self.at
             if self.at + width < len(self.text) or self.over:
                 return width - skip
             yield
 
     def expect(self, *options: str) -> Reading[str]:
-        """Consume one of `options`, behind white space. Raises Malformed."""
-        found = yield from self.follows(options)
-        if not found:
+        """Consume one of `options`, after white space. Raises Malformed."""
+        option = yield from self.follows(options)
+        if not option:
             raise Malformed(f"{options[0]!r} is missing")
-        return found
+        return option
 
     def named(self, mark: str) -> Reading[str]:
-        """Consume a name and `mark`, "(" or "=", behind it; the name. Raises Malformed."""
-        found = _BEFORE[mark].match(self.text, self.at)
-        if found is not None:
-            self.take(found.end() - self.at)
-            return found[1]
+        """Consume a name followed by `mark`, "(" or "="; returns the name. Raises Malformed."""
+        match = _BEFORE[mark].match(self.text, self.at)
+        if match is not None:
+            self.take(match.end() - self.at)
+            return match[1]
         yield from self.blank()
         name = yield from self.run(NAME)
         if not name:
@@ -164,44 +162,49 @@ class Reader:
         return name
 
     def until(self, options: Sequence[str], limit: int | None = None) -> Reading[str]:
-        """Consume up to the first of `options`, which stays. Raises Malformed where none comes, or not within
+        """Consume up to the first of `options`, which stays. Raises Malformed if there is none, or not within
         `limit` characters."""
         pieces, size = [], 0
         while True:
-            place = self.find(options)
-            count = self.left - self.held(options) if place is None else place
+            distance = self.find(options)
+            count = self.left - self.held(options) if distance is None else distance
             if limit is not None and size + count > limit:
                 self.take(limit - size)
                 raise Malformed(f"no {options[0]!r} within {limit} characters")
             pieces.append(self.take(count))
             size += count
-            if place is not None:
+            if distance is not None:
                 return "".join(pieces)
             yield from self.more()
 
     def held(self, options: Sequence[str]) -> int:
-        """How many of the last characters that are here may begin one of `options`."""
+        """How many of the last available characters may begin one of `options`."""
         return held_back(self.text, self.at, options)
 
     def find(self, options: Sequence[str], pattern: re.Pattern[str] | None = None) -> int | None:
-        """How far away the first of `options` is. None: there is none, or it may begin where the text that is
-        here ends. pattern: what finds them, where not all of them count."""
+        """The distance to the first of `options`. None: there is none, or it may begin at the end of the
+        available text. pattern: finds them, if not all of them count."""
         if not options:
             return None
         any_of, longest = longest_first(options)
-        found = (pattern or any_of).search(self.text, self.at)
-        if found is None:
+        match = (pattern or any_of).search(self.text, self.at)
+        if match is None:
             return None
-        place = found.start() - self.at
-        # Another one may begin before it, of which only the beginning is here.
-        if place and not self.over and self.left - place < longest and self.left - self.held(options) < place:
+        distance = match.start() - self.at
+        # Another one may begin before it, with only its beginning available.
+        if (
+            distance
+            and not self.over
+            and self.left - distance < longest
+            and self.left - self.held(options) < distance
+        ):
             return None
-        return place
+        return distance
 
 
 @lru_cache(maxsize=1024)
 def longest_first(options: Sequence[str]) -> tuple[re.Pattern[str], int]:
-    """What matches any of them, the longest where several do, and how long that may be."""
+    """A pattern for any of them, preferring the longest, and the maximum length."""
     ordered = sorted(options, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)"), len(ordered[0]) if ordered else 0
 

@@ -1,4 +1,4 @@
-"""Arguments that a format writes as plain text, and the types that a tool's schema gives them."""
+"""Arguments that a format writes as plain text, converted to the types in a tool's schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.formats.tools.types import Tool
 from runtime.formats.tools.values import text_of
 
 _DEEPEST = 16
-_LONGEST_LITERAL = 20_000  # characters of a Python literal that are read
+_LONGEST_LITERAL = 20_000  # maximum characters of a Python literal
 _SPELLINGS = {
     "string": "str varchar char text string enum date datetime time uuid",
     "integer": "int integer bigint smallint tinyint int8 int16 int32 int64 long short uint",
@@ -25,7 +25,7 @@ _TYPES = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling 
 
 
 def type_named(name: str) -> str | None:
-    """The JSON type that a schema means by a name: "varchar" is string, "list[int]" array."""
+    """The JSON type that a schema's type name means: "varchar" is string, "list[int]" array."""
     word = name.strip().lower()
     for bracket in "[<(":
         word = word.partition(bracket)[0]
@@ -33,31 +33,31 @@ def type_named(name: str) -> str | None:
 
 
 def types_of(schema: Any, depth: int = 0, root: Any = None) -> frozenset[str]:
-    """The JSON types that a value of `schema` may have; empty where it does not say. root: what it refers
-    to, where that is not in itself."""
+    """The JSON types that a value of `schema` may have; empty if it does not say. root: the schema for
+    references, if not `schema` itself."""
     root = schema if root is None else root
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
     schema = referred(schema, root)
     if not isinstance(schema, Mapping):
         return frozenset()
-    given = schema.get("type")
-    names = given if isinstance(given, list) else [given]
-    found = {kind for name in names if isinstance(name, str) and (kind := type_named(name))}
-    if found:
-        return frozenset(found)
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
+    kinds = {kind for name in names if isinstance(name, str) and (kind := type_named(name))}
+    if kinds:
+        return frozenset(kinds)
     for word in ("anyOf", "oneOf"):
         parts = [types_of(part, depth + 1, root) for part in schema.get(word) or ()]
         if parts:
             return frozenset().union(*parts)
     for part in schema.get("allOf") or ():
-        found |= types_of(part, depth + 1, root)
+        kinds |= types_of(part, depth + 1, root)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else []
     values = [*values, schema["const"]] if "const" in schema else values
-    found |= {_type_of(value) for value in values}
-    if not found and "properties" in schema:
+    kinds |= {_type_of(value) for value in values}
+    if not kinds and "properties" in schema:
         return frozenset({"object"})
-    return frozenset({"array"} if not found and "items" in schema else found)
+    return frozenset({"array"} if not kinds and "items" in schema else kinds)
 
 
 def _type_of(value: Any) -> str:
@@ -78,7 +78,7 @@ def _type_of(value: Any) -> str:
 
 
 def property_of(tool: Tool, name: str) -> Any:
-    """The schema of an argument; None where the tool's does not name it."""
+    """The schema of an argument; None if the tool's does not name it."""
     return _property(tool.parameters, name, tool.parameters, 0)
 
 
@@ -90,14 +90,14 @@ def _property(schema: Any, name: str, root: Mapping[str, Any], depth: int) -> An
         return with_definitions(referred(properties[name], root), root)
     parts = [*(schema.get("allOf") or ()), *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     for part in parts:
-        found = _property(referred(part, root), name, root, depth + 1)
-        if found is not None:
-            return found
+        schema_of_part = _property(referred(part, root), name, root, depth + 1)
+        if schema_of_part is not None:
+            return schema_of_part
     return None
 
 
 def referred(schema: Any, root: Any) -> Any:
-    """What `schema` refers to in `root`; itself where it refers to nothing."""
+    """The schema that `schema` refers to in `root`; itself if it has no reference."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -109,22 +109,22 @@ def referred(schema: Any, root: Any) -> Any:
 
 
 def is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether it says what arguments there are by `properties` alone."""
+    """Whether `properties` alone determines the arguments."""
     return not any(word in schema for word in ("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"))
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A part of `root` as a schema by itself: with the definitions it may refer to."""
-    found = {word: root[word] for word in ("$defs", "definitions") if word in root}
-    return {**schema, **found} if found and isinstance(schema, Mapping) else schema
+    """A part of `root` as a standalone schema, with the definitions that it may refer to."""
+    definitions = {word: root[word] for word in ("$defs", "definitions") if word in root}
+    return {**schema, **definitions} if definitions and isinstance(schema, Mapping) else schema
 
 
 _LIMITS = {"pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf"}
 
 
 def text_tag(schema: Mapping[str, Any], shown: Callable[[str], str], marks: list[str]) -> dict[str, Any]:
-    """What a structural tag says of a text that is written without quotes. marks: what such a text does not
-    hold where the schema says more of it; shown: how a text is written."""
+    """The structural tag of a text that is written without quotes. marks: texts that it must not contain, if
+    the schema restricts it; shown: how a text is written."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         texts = [shown(one) for one in values if isinstance(one, str)]
@@ -135,7 +135,7 @@ def text_tag(schema: Mapping[str, Any], shown: Callable[[str], str], marks: list
 
 
 def typed(text: str, schema: Any) -> str:
-    """The JSON of an argument written as plain text. What does not fit its type stays a text."""
+    """The JSON of an argument written as plain text. Text that does not fit its type stays a string."""
     kinds = types_of(schema)
     if kinds == {"string"} or (isinstance(schema, Mapping) and text in (schema.get("enum") or ())):
         return text_of(text)
@@ -144,23 +144,23 @@ def typed(text: str, schema: Any) -> str:
         return plain.lower()
     if plain in ("null", "None") and ("null" in kinds or "string" not in kinds):
         return "null"
-    found = _read(plain)
-    if found is not None and (not kinds or _type_of(found) in kinds or _near(found, kinds)):
-        if isinstance(found, float) and "number" not in kinds and kinds:
-            return text_of(int(found))
-        return text_of(found)
+    value = _read(plain)
+    if value is not None and (not kinds or _type_of(value) in kinds or _near(value, kinds)):
+        if isinstance(value, float) and "number" not in kinds and kinds:
+            return text_of(int(value))
+        return text_of(value)
     return text_of(text)
 
 
-def _near(found: Any, kinds: frozenset[str]) -> bool:
-    """An int is a number, and a float without a fraction an integer."""
-    if isinstance(found, bool) or not isinstance(found, int | float):
+def _near(value: Any, kinds: frozenset[str]) -> bool:
+    """Whether an int can be a number, or a float without a fraction an integer."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return "number" in kinds or ("integer" in kinds and found == int(found))
+    return "number" in kinds or ("integer" in kinds and value == int(value))
 
 
 def _read(text: str) -> Any:
-    """The value of JSON, or of a Python literal; None where it is neither, or not finite."""
+    """The value of JSON, or of a Python literal; None if it is neither, or not finite."""
     try:
         return json.loads(text, parse_constant=refused, strict=False)
     except (ValueError, RecursionError):
@@ -179,5 +179,5 @@ def refused(name: str) -> Any:
 
 
 def plain(value: Any) -> str:
-    """An argument as plain text, which typed() reads again."""
+    """An argument as plain text, which typed() reads back."""
     return value if isinstance(value, str) else text_of(value)

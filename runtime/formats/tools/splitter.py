@@ -1,7 +1,7 @@
-"""Takes a reply apart as it comes: content, and tool calls.
+"""Splits a reply into content and tool calls as it comes.
 
-Content goes out at once, but for what may be the beginning of a call. White space before a call, and between
-two of them, belongs to neither. What turns out to be no call is content, from its first character on.
+Content is returned at once, except for text that may begin a call. White space before a call, and between two
+calls, belongs to neither. Text that turns out not to be a call is content, from its first character on.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import StreamingParseResult, Tool
 
-_WIDEST = 800  # characters that the `unsure` of a format matches, at most
+_WIDEST = 800  # maximum characters that a format's `unsure` matches
 
 
 class Splitter:
-    """One reply. feed() and at last end(): whatever the pieces, they add up to the same content and calls."""
+    """One reply. feed() and finally end(): however the text is split, the results add up to the same content
+    and calls."""
 
     def __init__(
         self, detector: BaseFormatDetector, tools: Mapping[str, Tool], *, incremental: bool, forward: bool
@@ -27,7 +28,7 @@ class Splitter:
         self._pattern = detector.finder(None if forward else tuple(tools))
         self._calls = CallSink(self._reader, tools, incremental, forward)
         self._content: list[str] = []
-        self._blank: list[str] = []  # white space that belongs to what follows, if that is content
+        self._blank: list[str] = []  # white space that belongs to the next content
         self._steps = self._run()
         self._done = False
 
@@ -35,7 +36,7 @@ class Splitter:
         return self._step() if self._reader.feed(text) else StreamingParseResult()
 
     def whole(self, text: str) -> StreamingParseResult:
-        """All of a reply at once."""
+        """A whole reply at once."""
         self._reader.feed(text)
         return self.end()
 
@@ -64,48 +65,50 @@ class Splitter:
             except Malformed:
                 if self._calls.count != before:
                     self._blank.clear()
-                self._say(reader.reset())
+                self._add_content(reader.reset())
             else:
                 self._blank.clear()
 
     def _find(self) -> Reading[str]:
-        """Content, up to a trigger, which is not consumed; "" at the end of the text."""
+        """Content up to a trigger, which is not consumed; "" at the end of the text."""
         reader, triggers, pattern = self._reader, self._triggers, self._pattern
         while True:
-            place = reader.find(triggers, pattern)
-            unsure = None if place == 0 else self._unsure_place(place)
+            distance = reader.find(triggers, pattern)
+            unsure = None if distance == 0 else self._unsure_distance(distance)
             if unsure is not None:
-                self._say(reader.take(min(unsure, reader.left - reader.held(triggers))))
+                self._add_content(reader.take(min(unsure, reader.left - reader.held(triggers))))
                 reader.reset()
                 yield
                 continue
-            if place != 0:
-                self._say(reader.take(reader.left - reader.held(triggers) if place is None else place))
+            if distance != 0:
+                self._add_content(
+                    reader.take(reader.left - reader.held(triggers) if distance is None else distance)
+                )
                 reader.reset()
-            if place is not None:
+            if distance is not None:
                 return (yield from reader.starts(triggers))
             if reader.over:
-                self._say(reader.take(reader.left))
+                self._add_content(reader.take(reader.left))
                 if not self._calls.count:
                     self._content += self._blank
                 return ""
             yield
 
-    def _unsure_place(self, place: int | None) -> int | None:
-        """How far away a trigger is, before the one at `place`, of which it is not yet known whether it
+    def _unsure_distance(self, distance: int | None) -> int | None:
+        """The distance to a trigger, before the one at `distance`, that needs more text to decide whether it
         counts."""
         reader = self._reader
-        if self._unsure is None or reader.over or (place is not None and reader.left - place > _WIDEST):
+        if self._unsure is None or reader.over or (distance is not None and reader.left - distance > _WIDEST):
             return None
-        found = self._unsure.search(reader.text, max(reader.at, len(reader.text) - _WIDEST))
-        if found is None or (place is not None and found.start() - reader.at >= place):
+        match = self._unsure.search(reader.text, max(reader.at, len(reader.text) - _WIDEST))
+        if match is None or (distance is not None and match.start() - reader.at >= distance):
             return None
-        return found.start() - reader.at
+        return match.start() - reader.at
 
-    def _say(self, text: str) -> None:
-        said = text.rstrip()
-        if said:
-            self._content += [*self._blank, said]
+    def _add_content(self, text: str) -> None:
+        stripped = text.rstrip()
+        if stripped:
+            self._content += [*self._blank, stripped]
             self._blank.clear()
-        if len(said) < len(text):
-            self._blank.append(text[len(said) :])
+        if len(stripped) < len(text):
+            self._blank.append(text[len(stripped) :])

@@ -16,20 +16,18 @@ from runtime.formats.tools.types import Call, Tool
 from runtime.formats.tools.values import JSON, text_of, value
 
 
-def _given(*marks: str) -> tuple[str, ...]:
+def _nonempty(*marks: str) -> tuple[str, ...]:
     return tuple(filter(None, marks))
 
 
 @dataclass(frozen=True)
 class TaggedCalls(BaseFormatDetector):
-    """begin, end: around one call, or around all where `block`. opener, name_end, closer: around one call:
+    """begin, end: around one call, or around all calls if `block`. opener, name_end, closer: around one call:
     opener NAME name_end ARGUMENTS closer. key_open, key_end, value_end: around one argument: key_open KEY
-    key_end VALUE value_end. gap: between all of these, as it is written; any white space is read.
-    padding: what stands around a value, and is no part of it. separator: between calls.
-    entities: values are escaped as in HTML. call, tail: before the opener and behind the closer. name_ends:
-    other texts that end a name. empty: ends a call without arguments, in the place of name_end.
-    filler: what some models write in the place of white space.
-    """
+    key_end VALUE value_end. gap: between all of these when written; any white space is read. padding: around
+    a value, and not part of it. separator: between calls. entities: values are HTML-escaped. call, tail:
+    before the opener and after the closer. name_ends: other texts that end a name. empty: ends a call without
+    arguments, instead of name_end. filler: text that some models write instead of white space."""
 
     opener: str
     name_end: str
@@ -61,16 +59,16 @@ class TaggedCalls(BaseFormatDetector):
             yield from reader.expect(self.opener)
         while True:
             yield from self.one(reader, calls)
-            found = yield from reader.follows(_given(self.call, self.opener, self.end.strip()))
-            if not found or found == self.end.strip() or found == self.begin.strip():
+            mark = yield from reader.follows(_nonempty(self.call, self.opener, self.end.strip()))
+            if not mark or mark == self.end.strip() or mark == self.begin.strip():
                 break
-            if found == self.call:
+            if mark == self.call:
                 yield from reader.expect(self.opener)
         reader.reset()
 
     def one(self, reader: Reader, calls: CallSink) -> Reading[None]:
-        """A call, behind its opener."""
-        ends = _given(self.name_end, *self.name_ends, self.empty, self.key_open, self.closer)
+        """A call, after its opener."""
+        ends = _nonempty(self.name_end, *self.name_ends, self.empty, self.key_open, self.closer)
         name = (yield from reader.until(ends, LONGEST_NAME)).strip()
         end = yield from reader.starts(ends)
         closed = end in (self.closer, self.empty)
@@ -86,7 +84,7 @@ class TaggedCalls(BaseFormatDetector):
                 return
         calls.arguments("{")
         first = True
-        ends = _given(self.key_open, self.closer, self.end.strip())
+        ends = _nonempty(self.key_open, self.closer, self.end.strip())
         while not closed:
             yield from self._filled(reader)
             if (yield from reader.expect(*ends)) != self.key_open:
@@ -104,7 +102,7 @@ class TaggedCalls(BaseFormatDetector):
             yield from reader.follows((self.filler,))
 
     def argument(self, reader: Reader, tool: Tool) -> Reading[tuple[str, str]]:
-        """An argument's name and its JSON, behind key_open."""
+        """An argument's name and its JSON, after key_open."""
         first, _, second = self.key_end.partition("\n")
         key = (yield from reader.until((first,), LONGEST_NAME)).strip()
         yield from reader.expect(first)
@@ -125,40 +123,43 @@ class TaggedCalls(BaseFormatDetector):
         return text.removesuffix(self.padding) if self.padding else text
 
     def _value(self, reader: Reader, tool: Tool) -> Reading[str]:
-        """Up to the tag that ends it: one behind which the call goes on or ends, for a value may hold the
-        same text. That tag may be missing before the call's end, and before another declared argument."""
-        after = _given(self.key_open, self.closer, self.end.strip(), self.filler)
+        """Up to the tag that ends the value: one after which the call continues or ends, because a value may
+        contain the same text. That tag may be missing before the end of the call, and before another declared
+        argument."""
+        after = _nonempty(self.key_open, self.closer, self.end.strip(), self.filler)
         pieces: list[str] = []
         while True:
             pieces.append((yield from reader.until((self.value_end, self.closer, self.key_open))))
-            found = yield from reader.starts((self.value_end, self.closer, self.key_open))
-            if found == self.value_end:
-                blank = yield from reader.width_of_blank(len(found))
-                if (yield from reader.starts(after, len(found) + blank)):
-                    reader.take(len(found))
+            mark = yield from reader.starts((self.value_end, self.closer, self.key_open))
+            if mark == self.value_end:
+                blank = yield from reader.width_of_blank(len(mark))
+                if (yield from reader.starts(after, len(mark) + blank)):
+                    reader.take(len(mark))
                     return "".join(pieces)
-            elif found == self.closer:
-                if (yield from self._ends_here(reader, len(found))):
+            elif mark == self.closer:
+                if (yield from self._ends_here(reader, len(mark))):
                     return "".join(pieces)
             elif "".join(pieces[-1:]).endswith("\n") and (yield from self._declared(reader, tool)):
                 return "".join(pieces)
-            pieces.append(reader.take(len(found)))
+            pieces.append(reader.take(len(mark)))
 
     def _ends_here(self, reader: Reader, skip: int) -> Reading[bool]:
-        """Whether what stands behind a call's end may stand there."""
+        """Whether the text after the end of a call is valid there."""
         skip += yield from reader.width_of_blank(skip)
         if reader.over and reader.left == skip:
             return True
-        after = _given(self.end.strip(), self.opener, self.begin.strip(), self.tail)
+        after = _nonempty(self.end.strip(), self.opener, self.begin.strip(), self.tail)
         return bool((yield from reader.starts(after, skip)))
 
     def _declared(self, reader: Reader, tool: Tool) -> Reading[bool]:
         """Whether the argument that seems to begin here is one of the tool's."""
         end, start = self.key_end.partition("\n")[0], len(self.key_open)
         while True:
-            key, found, _ = reader.text[reader.at + start : reader.at + start + LONGEST_NAME].partition(end)
-            if found or reader.over or len(key) >= LONGEST_NAME:
-                return bool(found) and property_of(tool, key.strip()) is not None
+            key, separator, _ = reader.text[reader.at + start : reader.at + start + LONGEST_NAME].partition(
+                end
+            )
+            if separator or reader.over or len(key) >= LONGEST_NAME:
+                return bool(separator) and property_of(tool, key.strip()) is not None
             yield
 
     def render(self, calls: Sequence[Call]) -> str:
@@ -169,9 +170,9 @@ class TaggedCalls(BaseFormatDetector):
 
     def written(self, call: Call) -> str:
         parts = [f"{self.call}{self.opener}{call.name}{self.name_end.rstrip() or self.name_end.strip()}"]
-        for key, found in call.arguments.items():
-            before = f"{self.opened(key, isinstance(found, str))}{self.padding}"
-            parts.append(f"{before}{self.shown(plain(found))}{self.padding}{self.value_end}")
+        for key, item in call.arguments.items():
+            before = f"{self.opened(key, isinstance(item, str))}{self.padding}"
+            parts.append(f"{before}{self.shown(plain(item))}{self.padding}{self.value_end}")
         parts.append(self.closer)
         return self.gap.join(parts) + self.tail
 
@@ -195,7 +196,7 @@ class TaggedCalls(BaseFormatDetector):
         return {"type": "tag", "begin": before + begin, "content": content, "end": after}
 
     def argument_tag(self, key: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-        """One argument: text up to its end where it is a text, else JSON."""
+        """One argument: if it is a text, text up to its end, else JSON."""
         schema = schemas.with_definitions(schemas.referred(schema, root), root)
         only_text = schemas.types_of(schema) == {"string"}
         begin = f"{self.gap}{self.opened(key, only_text)}{self.padding}"
@@ -207,7 +208,7 @@ class TaggedCalls(BaseFormatDetector):
         return {"type": "tag", "begin": begin, "content": content, "end": self.padding + self.value_end}
 
     def opened(self, key: str, only_text: bool) -> str:
-        """What stands before an argument's value."""
+        """The text before an argument's value."""
         return f"{self.key_open}{key}{self.key_end}"
 
     def shown(self, text: str) -> str:

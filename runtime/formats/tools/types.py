@@ -1,4 +1,4 @@
-"""What goes into a tool-call parser and what comes out."""
+"""The inputs and outputs of a tool-call parser."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import msgspec
 
 
 class ToolCallItem(msgspec.Struct):
-    """A piece of a call. tool_index: which call of the reply, from 0 (-1: a tool nobody offered, forwarded).
-    name: on a call's first piece, else None. parameters: the next piece of its arguments' JSON text."""
+    """A piece of a call. tool_index: index of the call in the reply (-1: a forwarded call of an unknown
+    tool). name: on a call's first piece, else None. parameters: the next piece of its arguments' JSON
+    text."""
 
     tool_index: int
     name: str | None = None
@@ -19,14 +20,15 @@ class ToolCallItem(msgspec.Struct):
 
 
 class StreamingParseResult(msgspec.Struct):
-    """What came of a piece of text: content, and pieces of calls in order."""
+    """The results of a piece of text: content, and pieces of calls in order."""
 
     normal_text: str = ""
     calls: list[ToolCallItem] = msgspec.field(default_factory=list)
 
 
 class StructureInfo(msgspec.Struct, frozen=True):
-    """Around the arguments of a call of one tool; `trigger`: the text at which a constraint sets in."""
+    """The texts around the arguments of a call of one tool; `trigger`: the text at which a constraint
+    begins."""
 
     begin: str
     end: str
@@ -43,15 +45,15 @@ class Tool:
     strict: bool = False
 
     @staticmethod
-    def of(given: Any) -> Tool:
+    def of(definition: Any) -> Tool:
         """From {"type": "function", "function": {...}}, the function alone, a Tool, or an object with the
         same attributes. Raises ValueError."""
-        if isinstance(given, Tool):
-            return given
-        inner = _get(given, "function") or given
+        if isinstance(definition, Tool):
+            return definition
+        inner = _get(definition, "function") or definition
         name = _get(inner, "name")
         if not isinstance(name, str) or not name:
-            raise ValueError(f"a tool needs a name: {given!r:.200}")
+            raise ValueError(f"a tool needs a name: {definition!r:.200}")
         schema = _get(inner, "parameters")
         if schema is None:
             schema = _get(inner, "input_schema")
@@ -60,17 +62,17 @@ class Tool:
         return Tool(name, schema or {}, _get(inner, "description"), bool(_get(inner, "strict")))
 
 
-def tools_of(given: Iterable[Any] | None) -> tuple[Tool, ...]:
-    return tuple(Tool.of(one) for one in given or ())
+def tools_of(definitions: Iterable[Any] | None) -> tuple[Tool, ...]:
+    return tuple(Tool.of(one) for one in definitions or ())
 
 
-def _get(given: Any, name: str) -> Any:
-    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+def _get(source: Any, name: str) -> Any:
+    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A whole call, to be rendered. arguments: parsed JSON."""
+    """A complete call, to be rendered. arguments: parsed JSON."""
 
     name: str
     arguments: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Values as models write them, JSON or nearly, read as they come and given out as JSON."""
+"""Values as models write them, JSON or nearly so, read as they come and returned as JSON."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from runtime.formats.tools.reader import Malformed, Reader, Reading
 
 Emit = Callable[[str], None]
 
-DEEPEST = 200  # levels of nesting that are read
+DEEPEST = 200  # maximum nesting
 
 _WORD = re.compile(r"[\w+\-.]*")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?:[eE][+-]?[0-9]+)?")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'"}
 _SIMPLE_ESCAPES = r"ntrbf/\\\"'"
-_POINT = r"u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"  # of a whole character
+_POINT = r"u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"  # a whole character, not a surrogate
 _SIMPLE = re.compile(rf"\\([{_SIMPLE_ESCAPES}]|{_POINT})")
 SIMPLE_STRING = re.compile(r'"[^"\\\x00-\x1f]+"')  # in JSON the same
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?")  # the same
 _ITEM = rf"({NUMBER.pattern}|{SIMPLE_STRING.pattern}|true|false|null)\s*,\s*"
 _PAIR = rf"{_ITEM}({SIMPLE_STRING.pattern})\s*:\s*"
-# In a list, and in an object behind a key: many values without escapes, which are read at once.
+# In a list, and in an object after a key: many values without escapes, which are read together.
 _FLAT = {
     "]": (re.compile(rf"(?:{_ITEM}){{1,2000}}(?=[^\s\]])"), re.compile(_ITEM), r"\1, "),
     "}": (re.compile(f"(?:{_PAIR}){{1,2000}}"), re.compile(_PAIR), r"\1, \2: "),
@@ -33,18 +33,18 @@ _FLAT = {
 _WHOLE_NUMBER = re.compile(rf"{NUMBER.pattern}(?=[\s,\]}}])")
 _KEY = re.compile(rf"\s*({SIMPLE_STRING.pattern})\s*:")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
-_LONGEST_WORD = 400  # digits of a number, at most
+_LONGEST_WORD = 400  # maximum digits of a number
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """quotes: what stands around a string; escaped: whether a backslash means something in one. words: names
-    of constants -> JSON. bare_keys: keys of objects need no quotes. python: numbers, tuples, trailing commas
-    and escapes as Python writes them."""
+    """quotes: marks around a string; escaped: whether backslashes are escapes in it. constants: names of
+    constants -> JSON. bare_keys: keys of objects need no quotes. python: numbers, tuples, trailing commas and
+    escapes as in Python."""
 
     quotes: tuple[str, ...] = ('"',)
     escaped: bool = True
-    words: Mapping[str, str] = field(
+    constants: Mapping[str, str] = field(
         default_factory=lambda: {"true": "true", "false": "false", "null": "null"}
     )
     bare_keys: bool = False
@@ -57,28 +57,28 @@ class Dialect:
 
 JSON = Dialect()
 _BOTH = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
-PYTHON = Dialect(quotes=('"', "'", '"""', "'''"), words=_BOTH, python=True)
+PYTHON = Dialect(quotes=('"', "'", '"""', "'''"), constants=_BOTH, python=True)
 
 
 text_of = json.JSONEncoder(ensure_ascii=False).encode
-"""A value as JSON."""
+"""Encodes a value as JSON."""
 
 
 def _inner(text: str) -> str:
-    """As it stands inside a JSON string."""
+    """The text as it is inside a JSON string."""
     return text_of(text)[1:-1]
 
 
 def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
-    """One value, given out as JSON in pieces, written as json.dumps writes it. Raises Malformed."""
+    """One value, emitted as JSON in pieces, as json.dumps writes it. Raises Malformed."""
     open_brackets: list[str] = []
     while True:
         character = reader.solid() or (yield from reader.next_solid())
         if open_brackets and dialect.escaped and open_brackets[-1] in _FLAT:
             flat, one, written = _FLAT[open_brackets[-1]]
-            found = flat.match(reader.text, reader.at)
-            if found is not None:
-                emit(one.sub(written, reader.take(found.end() - found.start())))
+            match = flat.match(reader.text, reader.at)
+            if match is not None:
+                emit(one.sub(written, reader.take(match.end() - match.start())))
                 continue
         quote = (yield from reader.starts(dialect.quotes)) if character in dialect.quote_firsts else ""
         if character in "{[" or (character == "(" and dialect.python):
@@ -93,11 +93,11 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
                 continue
         elif quote:
             yield from _string(reader, dialect, quote, emit)
-        elif (found := _WHOLE_NUMBER.match(reader.text, reader.at)) is not None:
-            emit(reader.take(found.end() - found.start()))
+        elif (match := _WHOLE_NUMBER.match(reader.text, reader.at)) is not None:
+            emit(reader.take(match.end() - match.start()))
         else:
             emit(_constant((yield from reader.run(_WORD)), dialect))
-        # A value is over; so may be what it stands in.
+        # A value has ended; its container may end as well.
         while open_brackets:
             character = reader.solid() or (yield from reader.next_solid())
             closer = open_brackets[-1]
@@ -119,9 +119,9 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
 
 
 def _key(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
-    if dialect.escaped and (found := _KEY.match(reader.text, reader.at)) is not None:
-        reader.take(found.end() - found.start())
-        emit(f"{found[1]}: ")
+    if dialect.escaped and (match := _KEY.match(reader.text, reader.at)) is not None:
+        reader.take(match.end() - match.start())
+        emit(f"{match[1]}: ")
         return
     yield from reader.blank()
     quote = yield from reader.starts(dialect.quotes)
@@ -136,8 +136,8 @@ def _key(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
 
 
 def _constant(word: str, dialect: Dialect) -> str:
-    if word in dialect.words:
-        return dialect.words[word]
+    if word in dialect.constants:
+        return dialect.constants[word]
     if len(word) > _LONGEST_WORD:
         raise Malformed("a long number")
     if _JSON_NUMBER.fullmatch(word):
@@ -173,7 +173,7 @@ def _string(reader: Reader, dialect: Dialect, quote: str, emit: Emit) -> Reading
 
 @lru_cache(maxsize=16)
 def _plain(quote: str, escaped: bool) -> re.Pattern[str]:
-    """A run of characters of a string, simple escapes included."""
+    """A run of characters of a string, with simple escapes."""
     if not escaped:
         return re.compile(f"[^{re.escape(quote)}]+")
     return re.compile(rf"""(?:[^{re.escape(quote)}\\]++|\\(?:[{_SIMPLE_ESCAPES}]|{_POINT}))++""")
@@ -185,15 +185,15 @@ def _meant(escape: re.Match[str]) -> str:
 
 
 def _some(reader: Reader, pattern: re.Pattern[str]) -> Reading[str]:
-    """What is here of a run; "" where something else stands here."""
+    """The available part of a run; "" if other text is here."""
     if not reader.left:
         yield from reader.peek()
-    found = pattern.match(reader.text, reader.at)
-    return reader.take(found.end() - reader.at) if found else ""
+    match = pattern.match(reader.text, reader.at)
+    return reader.take(match.end() - reader.at) if match else ""
 
 
 def _escape(reader: Reader, dialect: Dialect) -> Reading[str]:
-    """What the escape behind a backslash means."""
+    """The meaning of the escape after a backslash."""
     yield from reader.peek()
     kind = reader.take(1)
     if kind in _ESCAPES:

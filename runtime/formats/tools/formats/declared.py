@@ -1,5 +1,5 @@
-"""Tool-call formats that are a declaration: JSON objects or lists, Python calls, a tag for each argument;
-and Mistral's two forms, of which each reads the other."""
+"""Tool-call formats that need only a declaration: JSON objects or lists, Python calls, a tag for each
+argument; and Mistral's two forms, each of which also reads the other."""
 
 from __future__ import annotations
 

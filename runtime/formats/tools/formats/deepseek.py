@@ -29,7 +29,7 @@ V3_1 = replace(V3, before="", after=_SEP, behind="", separator="", single=True)
 
 
 class _V32(TaggedCalls):
-    """Each argument says whether it is a text. Calls as V3.1 writes them are read as well."""
+    """Each argument declares whether it is a text. Calls in V3.1's form are read as well."""
 
     @property
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Gemma 4: keys without quotes, texts in marks of their own."""
+"""Gemma 4: keys without quotes, strings in marks of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Gemma(NamedCalls):
 
 
 def _value_tag(schema: Any, root: Mapping[str, Any], depth: int) -> dict[str, Any] | None:
-    """One value; None where structural tags cannot say what it may be."""
+    """The tag of one value; None if structural tags cannot express its schema."""
     schema = with_definitions(referred(schema, root), root)
     kinds = types_of(schema)
     if depth > _DEEPEST or not kinds:
@@ -46,9 +46,9 @@ def _value_tag(schema: Any, root: Mapping[str, Any], depth: int) -> dict[str, An
     content: list[dict[str, Any]] | None = None
     if kinds == {"object"} and "properties" in schema and is_plain(schema):
         values = {key: _value_tag(one, root, depth + 1) for key, one in schema["properties"].items()}
-        given = {key: one for key, one in values.items() if one is not None and _KEY.fullmatch(key)}
-        if len(given) == len(values):
-            content = listed_arguments(schema, ",", lambda key: sequence(const(f"{key}:"), given[key]))
+        members = {key: one for key, one in values.items() if one is not None and _KEY.fullmatch(key)}
+        if len(members) == len(values):
+            content = listed_arguments(schema, ",", lambda key: sequence(const(f"{key}:"), members[key]))
         brackets = "{}"
     elif kinds == {"array"} and not schema.keys() & _OF_ARRAYS:
         one = _value_tag(schema.get("items"), root, depth + 1)
@@ -59,15 +59,15 @@ def _value_tag(schema: Any, root: Mapping[str, Any], depth: int) -> dict[str, An
     return None if content is None else sequence(const(brackets[0]), *content, const(brackets[1]))
 
 
-def _literal(found: Any) -> str:
-    match found:
+def _literal(value: Any) -> str:
+    match value:
         case str():
-            return f"{_QUOTE}{found}{_QUOTE}"
+            return f"{_QUOTE}{value}{_QUOTE}"
         case Mapping():
-            return f"{{{','.join(f'{key}:{_literal(one)}' for key, one in found.items())}}}"
+            return f"{{{','.join(f'{key}:{_literal(one)}' for key, one in value.items())}}}"
         case list():
-            return f"[{','.join(map(_literal, found))}]"
-    return text_of(found)
+            return f"[{','.join(map(_literal, value))}]"
+    return text_of(value)
 
 
 GEMMA_4 = _Gemma(

@@ -1,8 +1,5 @@
-"""gpt-oss: the channels of harmony. Calls go to a recipient; reasoning (analysis) is left out here, the final
-channel is content.
-
-Source: https://cookbook.openai.com/articles/openai-harmony
-"""
+"""gpt-oss: the channels of harmony. Calls are messages to a recipient; reasoning (analysis) is skipped here,
+the final channel is content. Source: https://cookbook.openai.com/articles/openai-harmony"""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Harmony(BaseFormatDetector):
         reader.reset()
 
     def _skip(self, reader: Reader) -> Reading[None]:
-        """The rest of a message that is left out."""
+        """Skip the rest of a message."""
         try:
             yield from reader.until((*_STARTS, *_ENDS))
         except Malformed:

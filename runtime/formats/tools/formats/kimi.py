@@ -19,13 +19,13 @@ _ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::(?P<number>\d+))?")
 
 class _Kimi(NamedCalls):
     def call(self, reader: Reader, name: str, calls: CallSink) -> Reading[None]:
-        found = _ID.fullmatch(name)
-        if found is None:
+        match = _ID.fullmatch(name)
+        if match is None:
             raise Malformed("a call has no name")
         if not (name.isdigit() and not calls.knows(name)):
-            yield from super().call(reader, found["name"], calls)
+            yield from super().call(reader, match["name"], calls)
             return
-        # A number alone: the tool whose arguments these are.
+        # Only a number: find the tool by its arguments.
         pieces: list[str] = []
         yield from arguments(reader, JSON, pieces.append)
         keys = json.loads("".join(pieces))

@@ -1,5 +1,5 @@
 """Qwen: `<tool_call>` around a JSON object; Qwen3-Coder and Step 3.5: tags for each argument. Hermes, Trinity
-and Granite 4 write the first as well."""
+and Granite 4 also use the first form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIMO = TaggedCalls(
 
 
 class _Trinity(JsonCalls):
-    """Marks of reasoning are left out."""
+    """Skips marks of reasoning."""
 
     @property
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
