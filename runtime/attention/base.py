@@ -44,7 +44,7 @@ class Scoring:
     scale    None: 1 / sqrt(head_dim)
     softcap  None: the scores are not capped (arXiv 2408.00118)
     sinks    per layer, the score of an extra key of each query head whose value is zero: [heads] float32
-    (arXiv 2309.17453); () = none
+             (arXiv 2309.17453); () = none
     """
 
     scale: float | None = None

@@ -27,7 +27,7 @@ class Tables(NamedTuple):
     positions        [tokens]
     queries          indices of tokens
     tiles            [tiles, 5]: start and count of its queries; start and count of its keys in the table of
-    slots; the first key's position
+                     slots; the first key's position
     wide             [tiles] whether it has too many queries for a narrow tile
     lowest, highest  [tiles] positions of its queries
     """

@@ -15,13 +15,13 @@ class DisaggregationConfig:
     """mode                 "null": one engine computes both
     transfer_backend     name in the table of transfers
     host                 the address at which other engines reach this one; the bootstrap server and transfers
-    listen there
+                         listen there
     bootstrap_port       of the prefill engine's bootstrap server; 0 = any free one
     allowed_hosts        for a decode engine: the hosts that a request may name as its prefill engine, besides
-    this machine; "*" = any
+                         this machine; "*" = any
     key                  secret shared by both engines; None = only engines on this machine may take part
     reserved_tokens      slots reserved for the output of each running request before another prompt is
-    admitted
+                         admitted
     timeout_s            limit of each wait for the other engine
     heartbeat_s          interval between checks of the other engine; two misses mean that it is gone"""
 

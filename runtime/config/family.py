@@ -46,8 +46,9 @@ class Traits:
     norm_bias          the norms have biases too
     qk_norm            queries and keys are normalised before the rotary embedding
     qk_norm_over       the scope of one such norm: head: each head, all with the same weight; each_head: each
-    head, with its own weight; heads: all query heads together, all key heads together (OLMo 2); turned_head:
-    each head without a weight, in layers with a rotary embedding (Llama 4)
+                       head, with its own weight; heads: all query heads together, all key heads together
+                       (OLMo 2); turned_head: each head without a weight, in layers with a rotary embedding
+                       (Llama 4)
     gated              the feed-forward is down(activation(gate) * up), else down(activation(up))
     parallel           attention and feed-forward both start from the layer's input
     learned_positions  learned positions are added to the embedding; there is no rotary embedding
@@ -62,7 +63,7 @@ class Traits:
     qkv_by_head        queries, keys and values are in one matrix, head by head (GPT-NeoX)
     experts            the layers whose feed-forwards are mixtures of experts
     latent             attention to latents; None = to keys and values. With latents there is one key head, as
-    long as the latent and the key beside it
+                       long as the latent and the key beside it
     longest            the longest context that is computed exactly; None = max_position_embeddings
     further_layers     layers after the last one that predict further tokens; they are not loaded
     """
@@ -145,9 +146,9 @@ class Rope:
     partial    the default part of a head's dimensions that is rotated; None = always all
     pairs      the dimensions that rotate together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1
     kinds      function of (configuration, number of layers): per layer the key of its embedding in
-    `rope_parameters`, "" for the only one, None for a layer without; None = one for all layers
+               `rope_parameters`, "" for the only one, None for a layer without; None = one for all layers
     local      (field, default) of the base for the kind "sliding_attention" in the layout without
-    `rope_parameters`; scaling applies only to the other kinds then
+               `rope_parameters`; scaling applies only to the other kinds then
     """
 
     theta: float | None = None

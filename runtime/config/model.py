@@ -32,13 +32,13 @@ class RopeSpec:
 
     "linear"    positions divided by `factor`
     "dynamic"   NTK scaling beyond the trained length; up to that length, at which this runtime stops
-    (ModelSpec.max_position_embeddings), it equals the default kind
+                (ModelSpec.max_position_embeddings), it equals the default kind
     "llama3"    Llama 3.1's: low frequencies divided by `factor`, with a smooth transition between two
-    wavelengths
+                wavelengths
     "yarn"      YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation; cos and sin times
-    `attention_factor`
+                `attention_factor`
     "longrope"  LongRoPE (arXiv 2402.13753): each frequency divided by its own of `factors`, or of
-    `long_factors` in contexts beyond the trained length; cos and sin times `attention_factor`
+                `long_factors` in contexts beyond the trained length; cos and sin times `attention_factor`
 
     dims: how many of a head's dimensions are rotated, the first ones; 0 = all. pairs: which of them rotate
     together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1. sections: how many of the pairs, in

@@ -18,7 +18,7 @@ DEFAULT_DRAFTS = {"NGRAM": 11, "STANDALONE": 3}
 @dataclass(frozen=True)
 class SpeculationConfig:
     """algorithm   NGRAM: the tokens that followed the same tokens earlier in the request's text (prompt
-    look-up); STANDALONE: a smaller model's; None: no speculation
+                look-up); STANDALONE: a smaller model's; None: no speculation
     drafts      maximum number of drafts per step of one sequence
     min_match   NGRAM: the minimum number of last tokens that must match earlier ones
     max_match   NGRAM: the maximum number compared; the longest match is used"""

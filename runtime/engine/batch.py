@@ -29,17 +29,17 @@ _SHOWN: dict[str, Callable[[int], int]] = {
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """ids, positions   [tokens] int64, the plan's rows concatenated; positions [3, tokens] if some tokens
-    stand for parts of images
+                     stand for parts of images
     sampled          the plan row of each next token to sample
     output_indices   [len(sampled) + scored + shown + drafts] int64: the tokens whose final hidden states are
-    needed: to sample from, to score at, to return, and to sample from after drafts; None: all tokens, only to
-    sample from
+                     needed: to sample from, to score at, to return, and to sample from after drafts; None:
+                     all tokens, only to sample from
     targets          [scored] int64: the ids whose log-probabilities are needed there, in the order of
-    plan.rows
+                     plan.rows
     score_requests   what each row with scores asks for, in the same order
     shown            how many tokens' hidden states each plan row returns
     media            tokens that stand for parts of images: their indices, int64, and in their order the
-    spans"""
+                     spans"""
 
     plan: StepPlan
     ids: Tensor

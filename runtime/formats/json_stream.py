@@ -51,7 +51,7 @@ class JsonEvent(NamedTuple):
     """News about the value at `path` (names and indices from the root, which is ()).
 
     complete    the value has ended, and `value` is all of it. Otherwise an object or array has begun (`value`
-    is empty), or a string continues (`value` is its new piece; "" if it has just begun)
+                is empty), or a string continues (`value` is its new piece; "" if it has just begun)
     """
 
     path: tuple[str | int, ...]

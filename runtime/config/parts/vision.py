@@ -22,7 +22,7 @@ class VisionSpec:
     hidden_size, layers, heads, ffn_size  of the tower; out_size: of a token, the decoder's hidden size
     patch             side of a patch in pixels; frames: frames per patch; an image repeats its only frame
     window            side in pixels of the squares within which patches attend to one another; 0: the whole
-    image. whole_layers: layers without windows
+                      image. whole_layers: layers without windows
     norm, gated, activation  as of a decoder (Traits, ACTIVATIONS)
     min_pixels, max_pixels   of a resized image
     scale, mean, std  a channel's value x from 0 to 255 becomes (x * scale - mean) / std

@@ -59,14 +59,14 @@ class Derivation:
     """The properties of a Jinja template.
 
     template           the equivalent ChatTemplate; None if there is none. Trimmed texts and a separate
-    generation prompt do not prevent one: they are in `reasons`
+                       generation prompt do not prevent one: they are in `reasons`
     append_only        a longer conversation's text extends the shorter one's (for replies without reasoning),
-    with and without a system message
+                       with and without a system message
     keeps_reasoning    the same with reasoning in earlier replies
     reuses_replies     the prompt for a reply, and that reply (without reasoning), are a prefix of the next
-    turn's prompt; else their KV can be reused only up to the difference
+                       turn's prompt; else their KV can be reused only up to the difference
     generation_prompt  the text that opens a reply; differs from the assistant's prefix if GENERATION_PROMPT
-    is a reason
+                       is a reason
     bos                the begin-of-text token that the template itself writes, "" if none
     preamble           the text before the first turn if there is no system message, without bos
     reasons            all deviations; empty for a template of the plain shape

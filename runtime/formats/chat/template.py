@@ -25,10 +25,10 @@ class ChatTemplateStyle(Enum):
 class ChatTemplate:
     """How one family writes conversations.
 
-    default_system_prompt  used for a system message whose content is None; None: such a message is omitted
-    role_prefix_and_suffix role -> (prefix, suffix); a role that is not listed has neither
-    stop_str               strings that end a turn when the model writes one
-    image_token            the text for an image; audio_token likewise
+    default_system_prompt   used for a system message whose content is None; None: such a message is omitted
+    role_prefix_and_suffix  role -> (prefix, suffix); a role that is not listed has neither
+    stop_str                strings that end a turn when the model writes one
+    image_token             the text for an image; audio_token likewise
 
     A begin-of-text token is not part of a prefix: the tokenizer adds it.
     """

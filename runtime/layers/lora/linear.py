@@ -47,7 +47,7 @@ class ActiveAdapters:
 
     tokens     number of tokens in the pass; 0: it uses no adapter
     stretches  its tokens that have adapters: separate stretches if they are long, as prompts are, else all
-    tokens as one
+               tokens as one
     bits       one bit for each slot in use
     """
 

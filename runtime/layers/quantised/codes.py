@@ -23,8 +23,8 @@ class Codes:
     input's group.
 
     data     int8 or float8_e4m3fn [outputs, inputs]; or uint8 [outputs, inputs / 2] with two 4-bit codes per
-    byte: the first half of the inputs in the lower bits, the second half in the upper ones (this unpacks
-    three times as fast as pairs of neighbours)
+             byte: the first half of the inputs in the lower bits, the second half in the upper ones (this
+             unpacks three times as fast as pairs of neighbours)
     scale    [outputs, groups], a floating-point dtype; groups have `group` inputs, the last may be shorter
     offset   [outputs, groups], or None: all zero
     order    the input that each column is for, int64 [inputs]; None: in order
