@@ -1,7 +1,7 @@
 """Flags: the options of configs from a command line, the environment and a YAML file.
 
-A flag overrules an environment variable, that the file, and the file the default. Names, types and help come
-from the configs themselves. It starts nothing.
+A flag overrides an environment variable, a variable overrides the file, and the file overrides the defaults.
+Names, types and help come from the configs. It starts nothing.
 """
 
 from __future__ import annotations
