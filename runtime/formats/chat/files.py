@@ -200,7 +200,7 @@ def _jinja_text(path: Path) -> str:
 
 
 def _spelled_newlines(text: str) -> str:
-    r"""Replace `\\n` by a newline; within a Jinja string it meant one anyway."""
+    r"""Replace `\n` by a newline; within a Jinja string it meant one anyway."""
     return text.replace("\\n", "\n")
 
 
