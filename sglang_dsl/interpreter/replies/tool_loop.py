@@ -17,8 +17,7 @@ import msgspec
 from runtime.protocol.messages import ToolCall as SaidCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import Completion
-from sglang_dsl.conversation.tool_calls import ToolCall, ToolStep
+from sglang_dsl.conversation.requests import Completion, ToolCall, ToolStep
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
 from sglang_dsl.interpreter.calls import Before, Where
