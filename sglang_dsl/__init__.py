@@ -94,13 +94,12 @@ if TYPE_CHECKING:
     from sglang_dsl import test as test
     from sglang_dsl import utils as utils
     from sglang_dsl.backends.anthropic import Anthropic
-    from sglang_dsl.backends.crusoe import Crusoe
     from sglang_dsl.backends.endpoint import RuntimeEndpoint
     from sglang_dsl.backends.engine import EngineBackend
     from sglang_dsl.backends.gemini import Gemini, VertexAI
     from sglang_dsl.backends.litellm import LiteLLM
     from sglang_dsl.backends.mock import MockBackend
-    from sglang_dsl.backends.openai import OpenAI
+    from sglang_dsl.backends.openai import Crusoe, OpenAI
     from sglang_dsl.compiler.trace import Program
     from sglang_dsl.console.server_process import Runtime
     from sglang_dsl.interpreter.core import Checkpoint
@@ -117,7 +116,7 @@ _LATE: Registry[Any] = Registry(
     "public name",
     {
         "Anthropic": "sglang_dsl.backends.anthropic:Anthropic",
-        "Crusoe": "sglang_dsl.backends.crusoe:Crusoe",
+        "Crusoe": "sglang_dsl.backends.openai:Crusoe",
         "Engine": "runtime.api:Engine",
         "EngineBackend": "sglang_dsl.backends.engine:EngineBackend",
         "Gemini": "sglang_dsl.backends.gemini:Gemini",

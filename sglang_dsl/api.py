@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
@@ -44,16 +44,6 @@ from sglang_dsl.settings import global_config
 
 M = TypeVar("M", RoleBegin, RoleEnd)
 
-# What starts the event loop, and what few programs use, is loaded when it is needed.
-_PARTS: Registry[Any] = Registry(
-    "part of the language",
-    {
-        "loop": "sglang_dsl.concurrency.loop:background",
-        "part_of": "sglang_dsl.frontend.media:part_of",
-        "reasoning_type": "runtime.formats.reasoning.types:reasoning_type",
-        "runners_of": "sglang_dsl.tool_use.definitions:runners_of",
-    },
-)
 # More words that programs written for sglang import from this module.
 _LATE: Registry[Any] = Registry(
     "word",
@@ -88,10 +78,12 @@ def audio(source: object) -> Media:
     return _media("audio", source, {})
 
 
-def _media(kind: str, source: object, words: Mapping[str, Any]) -> Media:
+def _media(kind: Literal["image", "video", "audio"], source: object, words: Mapping[str, Any]) -> Media:
+    from sglang_dsl.frontend.media import part_of
+
     src = caller()
     added(src, kind)
-    return media_of(_PARTS.load("part_of")(kind, source, words), src)
+    return media_of(part_of(kind, source, words), src)
 
 
 @exposed
@@ -105,9 +97,11 @@ def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
     In later prompts, finished turns contain no thoughts, or what the chat template writes of them. Raises
     BadProgram.
     """
+    from runtime.formats.reasoning.types import reasoning_type
+
     added(caller(), "separate_reasoning")
     try:
-        _PARTS.load("reasoning_type")(model_type)
+        reasoning_type(model_type)
     except UnknownName as error:
         raise BadProgram(str(error)) from error
     match expr:
@@ -200,9 +194,11 @@ def tools(given: object) -> Tools:
     Inside `with s.tool_loop()` the model's calls are run. Elsewhere s.tool_calls(name) returns them. Raises
     BadProgram, MissingExtra (functions and types need pydantic), and errors of a tool server.
     """
+    from sglang_dsl.tool_use.definitions import runners_of
+
     src = caller()
     added(src, "tools")
-    runners = _PARTS.load("runners_of")(given)
+    runners = runners_of(given)
     said = tuple(json.dumps(one.said, ensure_ascii=False) for one in runners.values())
     return Tools(said, own=runners, src=src)
 
@@ -282,15 +278,19 @@ def flush_cache(backend: Any = None) -> bool:
     cache, if the prefixes are in use, or if there is no backend."""
     if backend is None and global_config.default_backend is None:
         return False
+    from sglang_dsl.concurrency.loop import background
+
     chosen = _backend_or_default(backend)
-    return bool(_PARTS.load("loop")().run(chosen.aflush_cache(), global_config.timeout_s))
+    return bool(background().run(chosen.aflush_cache(), global_config.timeout_s))
 
 
 @exposed
 def get_server_info(backend: Any = None) -> dict[str, Any]:
     """What the backend reports about itself, as a dict. Waits for the answer."""
+    from sglang_dsl.concurrency.loop import background
+
     chosen = _backend_or_default(backend)
-    return dict(_PARTS.load("loop")().run(chosen.info(), global_config.timeout_s))
+    return dict(background().run(chosen.info(), global_config.timeout_s))
 
 
 def __getattr__(name: str) -> Any:

@@ -27,11 +27,10 @@ from typing import (
     overload,
 )
 
-from runtime.protocol.registry import Registry
 from sglang_dsl.errors import BadProgram, near
 from sglang_dsl.errors.tracebacks import exposed, public
-from sglang_dsl.frontend.options import RUN_WORDS as RUN_WORDS
-from sglang_dsl.frontend.options import Options as Options
+from sglang_dsl.execution.options import RUN_WORDS as RUN_WORDS
+from sglang_dsl.execution.options import Options as Options
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
@@ -78,25 +77,6 @@ _BATCH_WORDS = ("num_threads", "progress_bar", "generator_style", "on_error", "o
 _STATES = frozenset({"s", "state"})
 """Names of first parameters that are surely meant to be the state."""
 _MOST_SHAPES = 64
-
-
-# What running needs is loaded when something runs: the executor, the event loop and all that comes with them.
-_PARTS: Registry[Any] = Registry(
-    "part of the language",
-    {
-        "launch": "sglang_dsl.execution.launch:launch",
-        "Starting": "sglang_dsl.state.async_state:Starting",
-        "launch_async": "sglang_dsl.execution.launch:launch_async",
-        "run_batch": "sglang_dsl.execution.launch:run_batch",
-        "run_batch_async": "sglang_dsl.execution.launch:run_batch_async",
-        "run_batch_on": "sglang_dsl.execution.engines:run_batch_on",
-        "trace": "sglang_dsl.execution.launch:trace",
-        "cache": "sglang_dsl.execution.launch:cache",
-        "rows_of": "sglang_dsl.integrations.rows:rows_of",
-        "plan": "sglang_dsl.execution.launch:plan",
-        "page_of": "sglang_dsl.compiler.trace:page_of",
-    },
-)
 
 
 @public
@@ -186,8 +166,9 @@ class SglFunction(Signature[P, R]):
         return f"<program {self.name}{self.signature}>"
 
     def _page(self) -> Page:
-        made = _PARTS.load("page_of")(f"{self.name}{self.signature}", self._func, self._traced)
-        return cast("Page", made)
+        from sglang_dsl.compiler.trace import page_of
+
+        return page_of(f"{self.name}{self.signature}", self._func, self._traced)
 
     def _repr_html_(self) -> str:
         return self._page().html
@@ -311,20 +292,25 @@ class SglFunction(Signature[P, R]):
     async def arun(self, *args: Any, **kwargs: Any) -> AsyncProgramState:
         """run() for async code, on any event loop. An async function runs on that loop, an ordinary
         function in a thread. Cancelling this cancels the program."""
+        from sglang_dsl.execution import launch
+
         options, rest = self._split(kwargs)
-        state = await _PARTS.load("launch_async")(self, options, args, rest)
-        return cast("AsyncProgramState", state)
+        return await launch.launch_async(self, options, args, rest)
 
     @streams_async
     def astream(self, *args: Any, **kwargs: Any) -> Starting:
         """arun() with stream=True: returns at once, and the function runs in the background. Await it, or
         use `async with program.astream(...) as s:`, which stops the program at the end of the block."""
+        from sglang_dsl.execution import launch
+        from sglang_dsl.state.async_state import Starting
+
         options, rest = self._split(kwargs)
-        made = _PARTS.load("launch_async")(self, replace(options, stream=True), args, rest)
-        return cast("Starting", _PARTS.load("Starting")(made))
+        return Starting(launch.launch_async(self, replace(options, stream=True), args, rest))
 
     def _launch(self, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramState:
-        return cast("ProgramState", _PARTS.load("launch")(self, options, args, kwargs))
+        from sglang_dsl.execution import launch
+
+        return launch.launch(self, options, args, kwargs)
 
     @runs_batches
     def run_batch(
@@ -363,12 +349,17 @@ class SglFunction(Signature[P, R]):
         Takes the other keyword arguments of run, too. Returns the finished states, in the order of the
         items. An error says of which item it is, and has the attributes `item_index` and `item`.
         """
+        from sglang_dsl.execution import launch
+        from sglang_dsl.execution.results import rows_of
+
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
-        batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
+        batch_kwargs = rows_of(batch_kwargs)
         options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
         if engine != "local":
-            return _PARTS.load("run_batch_on")(
+            from sglang_dsl.execution.engines import run_batch_on
+
+            return run_batch_on(
                 engine,
                 self,
                 options,
@@ -379,7 +370,7 @@ class SglFunction(Signature[P, R]):
                 on_error=on_error,
                 ordered=ordered,
             )
-        return _PARTS.load("run_batch")(
+        return launch.run_batch(
             self,
             options,
             batch_kwargs,
@@ -406,11 +397,14 @@ class SglFunction(Signature[P, R]):
         """run_batch() for async code: an async iterator of finished states. Items may come from any
         iterable, including async ones, and are read as there is room for them. `budget` is for the whole
         batch. Leaving the loop early cancels what is still running."""
+        from sglang_dsl.execution import launch
+        from sglang_dsl.execution.results import rows_of
+
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
-        batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
+        batch_kwargs = rows_of(batch_kwargs)
         options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
-        made = _PARTS.load("run_batch_async")(
+        return launch.run_batch_async(
             self,
             options,
             batch_kwargs,
@@ -419,7 +413,6 @@ class SglFunction(Signature[P, R]):
             ordered=ordered,
             progress=progress_bar,
         )
-        return cast("AsyncIterator[Any]", made)
 
     def _batch_options(
         self, items: object, num_threads: int | str, on_error: str, words: dict[str, Any]
@@ -448,9 +441,10 @@ class SglFunction(Signature[P, R]):
         given is represented by the text "{name}". If a backend is passed or a default backend is set, it
         compiles the constraints in the meantime. Raises BadProgram if the function needs a real value to
         continue."""
+        from sglang_dsl.execution import launch
+
         options, rest = self._split(kwargs)
-        traced = cast("Program", _PARTS.load("trace")(self, options, args, rest))
-        self._traced = traced
+        self._traced = traced = launch.trace(self, options, args, rest)
         return traced
 
     compile = trace
@@ -463,8 +457,10 @@ class SglFunction(Signature[P, R]):
         Follows the function as trace() does. Tokens are counted by the backend's tokenizer if it has one,
         and otherwise estimated as characters / 4. Prints as a tree.
         """
+        from sglang_dsl.execution import launch
+
         options, rest = self._split(kwargs)
-        return cast("Plan", _PARTS.load("plan")(self, options, args, rest, price))
+        return launch.plan(self, options, args, rest, price)
 
     def cache(self, backend: Any = None, **arguments: Any) -> bool:
         """Put the text that all runs start with into the backend's prefix cache.
@@ -473,8 +469,10 @@ class SglFunction(Signature[P, R]):
         here nor bound. The function is followed up to that point. Returns False if it does not start with
         constant text. Raises NoBackend, and errors of the backend.
         """
+        from sglang_dsl.execution import launch
+
         options, rest = self._split(arguments if backend is None else {**arguments, "backend": backend})
-        return cast("bool", _PARTS.load("cache")(self, options, (), rest))
+        return launch.cache(self, options, (), rest)
 
 
 @overload

@@ -47,7 +47,7 @@ MODULES: dict[str, dict[str, str]] = {
         "lang.backend": {},
         "lang.backend.anthropic": _SAMPLING | _of("sglang_dsl.backends.anthropic", "Anthropic"),
         "lang.backend.base_backend": _SAMPLING | _of("sglang_dsl.backends.blocking", "BaseBackend"),
-        "lang.backend.crusoe": _SAMPLING | _of("sglang_dsl.backends.crusoe", "Crusoe"),
+        "lang.backend.crusoe": _SAMPLING | _of("sglang_dsl.backends.openai", "Crusoe"),
         "lang.backend.litellm": _SAMPLING | _of("sglang_dsl.backends.litellm", "LiteLLM"),
         "lang.backend.openai": _SAMPLING | _of("sglang_dsl.backends.openai", "OpenAI"),
         "lang.backend.runtime_endpoint": {

@@ -3,12 +3,12 @@
 `common/runtime.py` has RuntimeBackend, the base class of the backends for the bundled runtime: `engine.py` in
 this process, and `endpoint.py` over HTTP. `common/api.py` has ApiBackend, the base class of the backends
 for other providers' APIs: it refuses what an API cannot do, sends requests and reads replies. `openai.py`,
-`anthropic.py` and `gemini.py` are one wire format each; `crusoe.py` is OpenAI's at another address, and
-`litellm.py` uses that package. `common/remote.py` turns constraints into structured output, and
-`common/transport.py` is the HTTP client of all of them. `blocking.py` runs backends that programs write as
-sglang's (BaseBackend), and `common/openai_choices.py` chooses with a completion model that scores nothing.
-`mock.py` answers as scripted, and `faulty.py` is another backend over a bad line, for tests. Why without the
-providers' packages: `tutorials/decisions/007-apis-without-their-packages.md`.
+`anthropic.py` and `gemini.py` are one wire format each, and `litellm.py` uses that package.
+`common/remote.py` turns constraints into structured output, and `common/transport.py` is the HTTP client of
+all of them. `blocking.py` runs backends that programs write as sglang's (BaseBackend), and
+`common/openai_choices.py` chooses with a completion model that scores nothing. `mock.py` answers as scripted,
+and `faulty.py` is another backend over a bad line, for tests. Why without the providers' packages:
+`tutorials/decisions/007-apis-without-their-packages.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BACKENDS: Registry[type[Backend]] = Registry(
         "gemini": "sglang_dsl.backends.gemini:Gemini",
         "vertexai": "sglang_dsl.backends.gemini:VertexAI",
         "litellm": "sglang_dsl.backends.litellm:LiteLLM",
-        "crusoe": "sglang_dsl.backends.crusoe:Crusoe",
+        "crusoe": "sglang_dsl.backends.openai:Crusoe",
     },
 )
 NEED_A_MODEL = frozenset({"openai", "anthropic", "gemini", "vertexai", "litellm", "crusoe"})
@@ -47,14 +47,6 @@ class EngineLike(Protocol):
     def stream_deltas(self, request: Any) -> AsyncIterator[Any]: ...
 
     def flush_cache(self) -> bool: ...
-
-
-@runtime_checkable
-class HasEndpoint(Protocol):
-    """A running server that knows the backend which talks to it (Runtime)."""
-
-    @property
-    def endpoint(self) -> Backend: ...
 
 
 @functools.cache
@@ -116,8 +108,8 @@ def as_backend(value: Any) -> Backend:
             return _at(value)
         case str():
             return by_name(value)
-        case HasEndpoint():
-            return value.endpoint
+        case object(endpoint=Backend() as endpoint):  # a Runtime
+            return endpoint
         case EngineLike():
             # Loaded by name: programs without an engine never load its module.
             return BACKENDS.load("engine")(value)  # type: ignore[call-arg]

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.registry import Registry
 from sglang_dsl.conversation.requests import (
     Call,
     ChoiceCall,
@@ -27,8 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 CLOSE_S = 30.0
-# The event loop imports asyncio: it is loaded for the first call that waits, not with the package.
-_PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.concurrency.loop:background"})
 
 
 class Backend(ABC):
@@ -123,4 +120,7 @@ class Backend(ABC):
 
 
 def _waited_for(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return _PARTS.load("loop")().run(coroutine, CLOSE_S)
+    # Here, as it imports asyncio: few programs come this way.
+    from sglang_dsl.concurrency.loop import background
+
+    return background().run(coroutine, CLOSE_S)

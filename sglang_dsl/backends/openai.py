@@ -320,3 +320,21 @@ def _first_after(answer: Mapping[str, Any], length: int) -> int:
     offsets = answer["text_offset"]
     ends = [*offsets[1:], math.inf]
     return next(at for at, end in enumerate(ends) if end > length)
+
+
+CRUSOE_URL = "https://api.inference.crusoecloud.com/v1"
+
+
+class Crusoe(OpenAI):
+    """The model `model_name` at Crusoe: managed inference of open models behind an OpenAI-compatible API
+    (docs.crusoecloud.com, "Serverless Inference"). api_key None: CRUSOE_API_KEY from the environment. Other
+    keyword arguments as for OpenAI."""
+
+    name = "crusoe"
+
+    def __init__(
+        self, model_name: str, api_key: str | None = None, base_url: str | None = None, **kwargs: Any
+    ) -> None:
+        key = os.environ.get("CRUSOE_API_KEY", "") if api_key is None else api_key
+        kwargs.setdefault("is_chat_model", True)
+        super().__init__(model_name, api_key=key, base_url=base_url or CRUSOE_URL, **kwargs)

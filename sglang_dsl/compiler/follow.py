@@ -25,7 +25,9 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-class Followable(Protocol):
+class Startable(Protocol):
+    """A program, as it is started or followed."""
+
     @property
     def name(self) -> str: ...
     @property
@@ -33,6 +35,7 @@ class Followable(Protocol):
     @property
     def is_async(self) -> bool: ...
     def fill(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]: ...
+    def check(self, args: Args, kwargs: Kwargs) -> None: ...
     def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
 
@@ -47,7 +50,7 @@ def following() -> bool:
     return _CALLED.get() is not None
 
 
-def follow(program: Followable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
+def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
     """Follow a program; arguments not given are placeholders. Raises BadProgram, ProgramError."""
     bound, missing = _bound(program, args, kwargs, Placeholder)
     tracer = Tracer(program.name)
@@ -70,7 +73,7 @@ def follow(program: Followable, args: Args, kwargs: Kwargs) -> tuple[ProgramStat
 
 
 def _bound(
-    program: Followable, args: Args, kwargs: Kwargs, made: type[Placeholder]
+    program: Startable, args: Args, kwargs: Kwargs, made: type[Placeholder]
 ) -> tuple[inspect.BoundArguments, tuple[str, ...]]:
     """The arguments, and the names of those that placeholders stand for."""
     args, kwargs = program.fill(args, kwargs)
@@ -85,7 +88,7 @@ def _bound(
 
 
 def _write(
-    program: Followable, state: ProgramState, given: inspect.BoundArguments, called: list[Program]
+    program: Startable, state: ProgramState, given: inspect.BoundArguments, called: list[Program]
 ) -> None:
     before = _CALLED.set(called)
     try:
@@ -182,7 +185,7 @@ def cut(text: str) -> int:
     return min(ends, default=len(text))
 
 
-def leading(program: Followable, args: Args, kwargs: Kwargs) -> Transcript:
+def leading(program: Startable, args: Args, kwargs: Kwargs) -> Transcript:
     """What a program says before the first argument that is not given, or its first generation. Its code is
     followed so far and no further."""
     bound, _ = _bound(program, args, kwargs, _Unknown)

@@ -210,10 +210,10 @@ class _Walk:
         for node in body.nodes:
             match node:
                 case Gen():
-                    ready = lower(node, self._defaults)
-                    most = ready.sampling.max_new_tokens
+                    call = lower(node, self._defaults).template
+                    most = call.sampling.max_new_tokens
                     tries = 1 + (node.retries or 0)
-                    steps.append(self._step("gen", node, branch, at, 0, most * ready.n * tries))
+                    steps.append(self._step("gen", node, branch, at, 0, most * call.n * tries))
                     at.cached += most
                     at.made += most
                 case Select(choices=choices):

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from runtime.protocol.console import DISTRIBUTION, version
 from sglang_dsl.api import assistant, gen, user
-from sglang_dsl.console.front.history import state_file
+from sglang_dsl.console.front.prompt import state_file
 from sglang_dsl.console.session.opening import Place
 from sglang_dsl.function import function
 
@@ -30,7 +30,7 @@ QUESTION, ANSWER = "Which river runs through Ostrel?", "Sarn"
 EXTRAS = {
     "runtime": "the engine, in this process",
     "server": "`serve`: the engine over HTTP",
-    "repl": "the prompt, and export to notebooks",
+    "repl": "the prompt on IPython, and export to notebooks",
     "notebook": "states that stream into a cell; batches as data frames",
     "typed": "gen(name, type): pydantic models, dataclasses",
     "kernels": "Triton kernels on GPUs",

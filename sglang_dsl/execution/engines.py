@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from runtime.protocol.registry import Registry
+from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BadProgram
+from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.results import Batch, Items
-from sglang_dsl.execution.scope import Startable, Wanted
 
 
 @runtime_checkable
@@ -18,7 +19,7 @@ class BatchEngine(Protocol):
     def run_batch(
         self,
         program: Startable,
-        wanted: Wanted,
+        wanted: Options,
         items: Iterable[Any],
         *,
         limit: int | None,
@@ -36,7 +37,7 @@ ENGINES: Registry[Callable[[], BatchEngine]] = Registry(
 def run_batch_on(
     engine: Any,
     program: Startable,
-    wanted: Wanted,
+    wanted: Options,
     items: Iterable[Any],
     *,
     lazy: bool,

@@ -23,7 +23,7 @@ from contextlib import aclosing, closing, suppress
 from typing import Any
 
 from sglang_dsl.budgets import Price
-from sglang_dsl.compiler.follow import follow, following, leading
+from sglang_dsl.compiler.follow import Startable, follow, following, leading
 from sglang_dsl.compiler.planning import Plan, planned
 from sglang_dsl.compiler.precompile import constraints_of, send
 from sglang_dsl.compiler.trace import Program
@@ -33,14 +33,13 @@ from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.execution import finished as finished  # how states are pickled
 from sglang_dsl.execution.async_batch import as_they_end
 from sglang_dsl.execution.batch import Job, Work, in_order
+from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.results import Batch, Items
 from sglang_dsl.execution.scope import (
     SCOPE,
     Args,
     Kwargs,
     Scope,
-    Startable,
-    Wanted,
     follow_into_threads,
     scope_of,
     with_batch_budget,
@@ -59,7 +58,7 @@ VERBOSE = 2
 
 
 def launch(
-    program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, index: int | None = None
+    program: Startable, wanted: Options, args: Args, kwargs: Kwargs, index: int | None = None
 ) -> ProgramState:
     """Run a program; what its function raises is raised here, in a stream where it is read. `index`: the
     item's place in a batch."""
@@ -99,7 +98,7 @@ def _print_text(state: ProgramState) -> None:
 
 async def launch_async(
     program: Startable,
-    wanted: Wanted,
+    wanted: Options,
     args: Args,
     kwargs: Kwargs,
     index: int | None = None,
@@ -211,7 +210,7 @@ def _async_state(state: ProgramState) -> AsyncProgramState:
 
 
 def _beside(
-    program: Startable, scope: Scope, wanted: Wanted, index: int | None, args: Args, kwargs: Kwargs
+    program: Startable, scope: Scope, wanted: Options, index: int | None, args: Args, kwargs: Kwargs
 ) -> ProgramState:
     """Begin the body on another thread; the state can be read meanwhile. The body has a state object of its
     own, so that the reader's is garbage when its last reader has gone: then all is stopped."""
@@ -268,7 +267,7 @@ def _beside(
 
 def run_batch(
     program: Startable,
-    wanted: Wanted,
+    wanted: Options,
     items: Iterable[Any],
     *,
     limit: int | None,
@@ -305,7 +304,7 @@ def run_batch(
 
 
 def run_items(
-    program: Startable, wanted: Wanted, scope: Scope, items: Iterable[tuple[int, Any]], limit: int
+    program: Startable, wanted: Options, scope: Scope, items: Iterable[tuple[int, Any]], limit: int
 ) -> list[Job]:
     """Run a program for each item, a pair of its place in the batch and the item, in `scope`; the finished
     jobs in that order."""
@@ -322,11 +321,11 @@ def run_items(
         SCOPE.reset(before)
 
 
-def _item(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
+def _item(program: Startable, wanted: Options, item: Any, index: int) -> ProgramState:
     return launch(program, wanted, *_arguments(item), index)
 
 
-async def _item_async(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
+async def _item_async(program: Startable, wanted: Options, item: Any, index: int) -> ProgramState:
     return (await launch_async(program, wanted, *_arguments(item), index, own_task=True)).blocking
 
 
@@ -350,7 +349,7 @@ def _arguments(item: Any) -> tuple[Args, Kwargs]:
 @exposed
 async def run_batch_async(
     program: Startable,
-    wanted: Wanted,
+    wanted: Options,
     items: Iterable[Any] | AsyncIterable[Any],
     *,
     limit: int | None,
@@ -400,7 +399,7 @@ def _settle(jobs: Generator[Job, None, None], on_error: str, program: str) -> It
                 raise job.error
 
 
-def trace(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> Program:
+def trace(program: Startable, wanted: Options, args: Args, kwargs: Kwargs) -> Program:
     """Follow a program's function once; its backend, where one is set, hears of the constraints only; see
     SglFunction.trace."""
     made = follow(program, args, kwargs)[1]
@@ -409,7 +408,7 @@ def trace(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> Pro
     return made
 
 
-def cache(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> bool:
+def cache(program: Startable, wanted: Options, args: Args, kwargs: Kwargs) -> bool:
     """Commit a program's constant begin; see SglFunction.cache."""
     scope = scope_of(wanted)
     if scope.backend is None:
@@ -421,13 +420,13 @@ def cache(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> boo
     return True
 
 
-def plan(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, price: Price | None) -> Plan:
+def plan(program: Startable, wanted: Options, args: Args, kwargs: Kwargs, price: Price | None) -> Plan:
     """What a run would ask for; see SglFunction.plan."""
     scope = scope_of(wanted)
     return planned(follow(program, args, kwargs)[1], scope.sampling, scope.backend, price)
 
 
-def _tell_ahead(wanted: Wanted, traced: Program) -> None:
+def _tell_ahead(wanted: Options, traced: Program) -> None:
     given = global_config.default_backend if wanted.backend is None else wanted.backend
     if isinstance(given, str) and not given.startswith(("http://", "https://")):
         return  # a name: its backend, which may have a model to load, is made when something runs

@@ -21,14 +21,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from runtime.protocol.ray_cluster import refuse_what_never_fits
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Budget
+from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BadProgram, ProgramError, headline, of_item
 from sglang_dsl.errors.tracebacks import trim
 from sglang_dsl.execution.batch import bar_of
 from sglang_dsl.execution.finished import PackedRun, unpack
 from sglang_dsl.execution.launch import batch_of
+from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.ray_data import RayData
 from sglang_dsl.execution.ray_worker import Keeper, Work, Worker
-from sglang_dsl.execution.scope import Startable, Wanted
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.settings import global_config
 
@@ -50,7 +51,7 @@ class Shape:
 def run_batch(
     how: RayData,
     program: Startable,
-    wanted: Wanted,
+    wanted: Options,
     items: Iterable[Any],
     *,
     limit: int | None,

@@ -10,8 +10,10 @@ from typing import Any, cast
 
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.ray_cluster import connect
+from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram
-from sglang_dsl.execution.scope import SCOPE, Startable, Wanted
+from sglang_dsl.execution.options import Options
+from sglang_dsl.execution.scope import SCOPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class RayData:
     def run_batch(
         self,
         program: Startable,
-        wanted: Wanted,
+        wanted: Options,
         items: Iterable[Any],
         *,
         limit: int | None,

@@ -22,11 +22,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Budget
+from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram, BudgetExceeded, headline
 from sglang_dsl.execution.batch import Job
 from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
 from sglang_dsl.execution.launch import run_items
-from sglang_dsl.execution.scope import Scope, Startable, Wanted
+from sglang_dsl.execution.options import Options
+from sglang_dsl.execution.scope import Scope
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.ir import Sampling
@@ -45,7 +47,7 @@ class Work(NamedTuple):
     the record, None without one; `budget`: of the whole batch."""
 
     program: Startable
-    wanted: Wanted
+    wanted: Options
     backend: Any
     sampling: Sampling
     timeout: float | None

@@ -1,10 +1,12 @@
-"""What a batch gives: a list of its results that notebooks show as a table, and that becomes a DataFrame."""
+"""Rows of a table as a batch's items, and a batch's results as a list that notebooks show as a table and that
+becomes a DataFrame. A table is known by what it can do: no library is loaded for it.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from runtime.protocol.registry import Registry
 from sglang_dsl.conversation.usage import COUNTED
@@ -118,3 +120,33 @@ class Items:
             return self._signature.bind_partial(*item).arguments
         except TypeError:  # what is wrong with it is told where it is run
             return {}
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A pandas DataFrame, as far as it is read here."""
+
+    @property
+    def columns(self) -> Iterable[Any]: ...
+    def itertuples(self, index: bool, name: str | None) -> Iterator[tuple[Any, ...]]: ...
+    def __len__(self) -> int: ...
+
+
+class FrameRows:
+    """The rows of a frame as dicts, each made when it is read."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        names = [str(name) for name in self._frame.columns]
+        for values in self._frame.itertuples(index=False, name=None):
+            yield dict(zip(names, values, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+
+def rows_of(items: Any) -> Any:
+    """`items` of a batch; of a frame, its rows. A datasets.Dataset gives its rows as dicts by itself."""
+    return FrameRows(items) if isinstance(items, Frame) else items

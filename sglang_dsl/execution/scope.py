@@ -7,21 +7,20 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import inspect
 import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.budgets import Budget
 from sglang_dsl.compiler.follow import following
 from sglang_dsl.errors import BadProgram
+from sglang_dsl.execution.options import Options
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog, records
 from sglang_dsl.interpreter.run import RunInfo
@@ -32,47 +31,6 @@ from sglang_dsl.settings import global_config
 T = TypeVar("T")
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-
-
-class Wanted(Protocol):
-    """How a program is to run, apart from its arguments."""
-
-    @property
-    def backend(self) -> Any: ...
-    @property
-    def stream(self) -> bool: ...
-    @property
-    def timeout(self) -> float | None: ...
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def budget(self) -> Budget | None: ...
-    @property
-    def batch_budget(self) -> Budget | None: ...
-    @property
-    def meters(self) -> tuple[Any, ...]: ...
-    @property
-    def cache(self) -> str: ...
-    @property
-    def cache_dir(self) -> str | None: ...
-    @property
-    def num_api_spec_tokens(self) -> int | None: ...
-    @property
-    def use_thread(self) -> bool: ...
-
-
-class Startable(Protocol):
-    """A program, as it is started."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def signature(self) -> inspect.Signature: ...
-    @property
-    def is_async(self) -> bool: ...
-    def fill(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]: ...
-    def check(self, args: Args, kwargs: Kwargs) -> None: ...
-    def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
 
 class Scope(msgspec.Struct, frozen=True, eq=False):
@@ -154,7 +112,7 @@ def _nothing() -> None:
 SCOPE = _Current()
 
 
-def scope_of(wanted: Wanted) -> Scope:
+def scope_of(wanted: Options) -> Scope:
     """Settings < caller's program < this one."""
     outer = SCOPE.get()
     if outer is None:
@@ -177,12 +135,12 @@ def scope_of(wanted: Wanted) -> Scope:
     )
 
 
-def with_batch_budget(wanted: Wanted) -> Wanted:
+def with_batch_budget(wanted: Options) -> Options:
     """How the items of a batch are to run that has a budget for all of them, which counts from now on."""
     if wanted.batch_budget is None:
         return wanted
     meters = (*wanted.meters, Meter(wanted.batch_budget))
-    return cast(Wanted, dataclasses.replace(cast(Any, wanted), batch_budget=None, meters=meters))
+    return dataclasses.replace(wanted, batch_budget=None, meters=meters)
 
 
 # A thread gets no context variables of the one that starts it, nor does a pool's work: programs that are

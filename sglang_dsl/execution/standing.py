@@ -12,7 +12,8 @@ from typing import Any, cast
 from sglang_dsl.concurrency.waiting import blocking, run_here
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.conversation.usage import Ledger
-from sglang_dsl.execution.scope import Wanted, scope_of
+from sglang_dsl.execution.options import Options
+from sglang_dsl.execution.scope import scope_of
 from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.run import Prefix, RunInfo
@@ -40,7 +41,7 @@ class Standing:
     """`state` stays the same object whatever happens; what it stands on is replaced. Calls of all that it
     ever stood on are counted in one ledger."""
 
-    def __init__(self, wanted: Wanted, name: str = "session") -> None:
+    def __init__(self, wanted: Options, name: str = "session") -> None:
         self._name, self._ledger = name, Ledger()
         self._run = self._made(wanted)
         self.state = ProgramState(Executor(self._run))
@@ -55,12 +56,12 @@ class Standing:
         """The calls of the backends, in order."""
         return self._ledger
 
-    def _made(self, wanted: Wanted) -> RunInfo:
+    def _made(self, wanted: Options) -> RunInfo:
         run = scope_of(wanted).run(self._name, None, stream=True)
         run.ledger = self._ledger
         return run
 
-    def runs_with(self, wanted: Wanted) -> None:
+    def runs_with(self, wanted: Options) -> None:
         """Go on from here with another backend, or other defaults."""
         here = self.now()
         self._run = self._made(wanted)

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from runtime.protocol.registry import Registry
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, near, warn
 from sglang_dsl.errors.source import Discarded
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from sglang_dsl.frontend.static_types import Forms, OutlinesTerm, TypedWords
 
 T = TypeVar("T")
-_PARTS: Registry[Any] = Registry(
-    "part of the language", {"outlines": "sglang_dsl.integrations.outlines:form_of"}
-)
 
 
 def _gen(
@@ -278,7 +274,7 @@ def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
         return _gen(*args, **kwargs)
     name, typed, *others = args
     if type(typed).__module__.partition(".")[0] == "outlines":
-        form: dict[str, Any] = _PARTS.load("outlines")(typed)
+        form: dict[str, Any] = _outlines_form(typed)
         if both := sorted(form.keys() & kwargs.keys()):
             raise BadProgram(f"gen takes only one of {', '.join(both)} and a type of outlines")
         return _gen(name, *others, **form | kwargs)
@@ -292,6 +288,27 @@ def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
             f"gen's second argument must be a type, or a whole number (max_tokens); got {shown}{hint}"
         )
     return _gen(name, *others, typed=typed, **kwargs)
+
+
+def _outlines_form(term: object) -> dict[str, str]:
+    """gen's keyword argument for a type of outlines (types.email, Regex, JsonSchema, CFG, ...). Raises
+    BadProgram."""
+    from outlines.types.dsl import CFG, JsonSchema, Term, to_regex  # a term comes from there
+
+    match term:
+        case JsonSchema(schema=str(schema), whitespace_pattern=None):
+            return {"json_schema": schema}
+        case CFG(definition=grammar):
+            return {"ebnf": grammar}
+        case Term():
+            try:
+                return {"regex": to_regex(term)}
+            except (TypeError, NotImplementedError) as error:
+                raise BadProgram(
+                    f"{type(term).__name__} of outlines cannot be a regular expression: {error}"
+                ) from error
+        case _:
+            raise BadProgram(f"gen takes types of outlines, and {type(term).__name__} is not one")
 
 
 _WORDS = frozenset(inspect.signature(_gen).parameters)

@@ -1,7 +1,6 @@
 """Other libraries' ways to say things, and the engine behind other libraries' interfaces. One file each; what
 needs an optional package is loaded when its name is asked for.
 
-    outlines, rows    what programs take from elsewhere: types of outlines, tables of pandas and datasets
     chat              a chat request of another library, answered by any backend: what these are made of
     langchain, llama_index, dspy, lm_eval
                       models as these libraries have them

@@ -6,7 +6,6 @@ libraries.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -86,9 +85,7 @@ class Chat:
         choice = choice_of(tool_choice, tools)
         if tools and choice != "none" and any(getattr(node, form) is not None for form in FORMS):
             raise BadProgram("a reply with a constraint cannot call tools; pass only one of the two")
-        ready = dataclasses.replace(
-            self._lowered(node), tool_choice=choice if tools else "auto", parallel_tools=parallel_tools
-        )
+        ready = self._lowered(node).with_tools(choice if tools else "auto", parallel_tools)
         return ready.call(prompt, self._limit)
 
     def completion(self, text: str, **words: Any) -> Call:

@@ -21,18 +21,9 @@ from typing import Any
 
 import pytest
 
-from runtime.protocol.registry import Registry
 from sglang_dsl.errors import ReplayMiss
 from sglang_dsl.settings import global_config
 
-# Every run of pytest loads this file; few need more of the language.
-_PARTS: Registry[Any] = Registry(
-    "part of the language",
-    {
-        "MockBackend": "sglang_dsl.backends.mock:MockBackend",
-        "records": "sglang_dsl.interpreter.record:records",
-    },
-)
 FOLDER = "recordings"
 AGAIN = "pytest --sgl-record=new"
 
@@ -50,10 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def sgl_mock() -> Iterator[Callable[..., Any]]:
     """Makes a MockBackend of its arguments, and the default backend of it for this test."""
+    # Imported here: every run of pytest loads this file, and few need more of the language.
+    from sglang_dsl.backends.mock import MockBackend
+
     before = global_config.default_backend
 
     def make(*args: Any, **words: Any) -> Any:
-        global_config.default_backend = mock = _PARTS.load("MockBackend")(*args, **words)
+        global_config.default_backend = mock = MockBackend(*args, **words)
         return mock
 
     yield make
@@ -85,7 +79,9 @@ def sgl_recorded(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         words["backend"] = backend
     yield words
     global_config.default_backend = before
-    _PARTS.load("records").release(folder)
+    from sglang_dsl.interpreter.record import records
+
+    records.release(folder)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -201,7 +201,7 @@ class Evaluator:
                     ahead.ahead.forget()
                 await answer(self, node, item, ready, item.offer)
                 return
-            ready = dataclasses.replace(ready, tool_choice="none")
+            ready = ready.with_tools("none")
         if node.retries and not ready.peeks:
             await self._until_it_fits(node, item, ready)
             return
@@ -211,7 +211,7 @@ class Evaluator:
             return
         where = self.where("gen", node.name, item, node.timeout)
         call = ready.call(self.transcript.prompt(), where.timeout)
-        if not run.stream or ready.n != 1 or ready.peeks:
+        if not run.stream or ready.template.n != 1 or ready.peeks:
             done = await run.calls.generate(where, call, self.before)
             if ready.peeks:
                 done = Completion(("",) * len(done.texts), done.meta)

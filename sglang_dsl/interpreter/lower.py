@@ -13,8 +13,10 @@ import json
 import numbers
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
+
+import msgspec
+from msgspec.structs import replace
 
 from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
@@ -77,36 +79,23 @@ class SchemaModel(Protocol):
     def model_json_schema(self) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A generation, ready but for its prompt."""
+class Lowered(msgspec.Struct, frozen=True, gc=False):
+    """A generation without its prompt. template: its Call, with an empty prompt. peeks: max_tokens=0 with
+    return_logprob: one token is computed for its log-probabilities, and is no part of the text."""
 
-    sampling: SamplingParams
-    constraint: Constraint | None
-    n: int
-    return_logprob: bool
-    logprob_start_len: int
-    top_logprobs: int
-    options: tuple[tuple[str, Any], ...]
+    template: Call
     peeks: bool = False
-    """max_tokens=0 with return_logprob: the next token is computed for its log-probabilities, not said."""
-    tool_choice: str = "auto"
-    parallel_tools: bool = True
 
     def call(self, prompt: Prompt, timeout: float | None) -> Call:
-        return Call(
-            prompt=prompt,
-            sampling=self.sampling,
-            constraint=self.constraint,
-            n=self.n,
-            return_logprob=self.return_logprob,
-            logprob_start_len=self.logprob_start_len,
-            top_logprobs=self.top_logprobs,
-            options=dict(self.options) if self.options else {},
-            timeout=timeout,
-            tool_choice=self.tool_choice,
-            parallel_tools=self.parallel_tools,
-        )
+        return replace(self.template, prompt=prompt, timeout=timeout)
+
+    def with_tools(self, choice: str, parallel: bool | None = None) -> Lowered:
+        """The same with another tool_choice and, unless None, parallel_tools."""
+        together = self.template.parallel_tools if parallel is None else parallel
+        return Lowered(replace(self.template, tool_choice=choice, parallel_tools=together), self.peeks)
+
+
+_NO_PROMPT = Prompt(())
 
 
 def check_json_words(words: Mapping[str, Any], form: Mapping[str, Any]) -> None:
@@ -260,16 +249,17 @@ def lower(node: Gen, defaults: Sampling) -> Lowered:
     apart = node.reasoning is not None and constraint is not None
     thinks = (("require_reasoning", True),) if apart else ()
     peeks = bool(words.return_logprob) and words.max_tokens == 0
-    return Lowered(
+    template = Call(
+        _NO_PROMPT,
         sampling=_params(dataclasses.replace(words, max_tokens=1) if peeks else words, stops),
         constraint=constraint,
         n=words.n if words.n is not None else 1,
         return_logprob=bool(words.return_logprob),
         logprob_start_len=-1 if words.logprob_start_len is None else words.logprob_start_len,
         top_logprobs=words.top_logprobs_num or 0,
-        options=(*_options(words), *thinks),
-        peeks=peeks,
+        options=dict((*_options(words), *thinks)),
     )
+    return Lowered(template, peeks)
 
 
 def _options(words: Sampling) -> Iterable[tuple[str, Any]]:

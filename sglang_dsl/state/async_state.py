@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overloa
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.waiting import awaiting
-from sglang_dsl.conversation.tool_calls import ToolCall
+from sglang_dsl.conversation.requests import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable, WrongAttribute, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
@@ -176,7 +176,7 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         told = Steps(running_loop())
         begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
         with opened(self._core, begin):
-            yield AsyncToolLoop(self, told)
+            yield AsyncToolLoop(self.error, told)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -128,6 +128,10 @@ class StateBase(_Checked, Displayed, Generic[T]):
         """Whether some node sets `name`, finished or not. Does not wait."""
         return isinstance(name, str) and self._core.known(name)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """Names that IPython completes in `s["`."""
+        return list(self._core.names())
+
     # -- turns -----------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -17,7 +17,7 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
 from sglang_dsl.concurrency.waiting import blocking, iterate_here, run_here
-from sglang_dsl.conversation.tool_calls import ToolCall
+from sglang_dsl.conversation.requests import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
@@ -290,7 +290,7 @@ class ProgramState(StateBase["Turn"]):
         told = Steps()
         begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
         with opened(self._core, begin):
-            yield ToolLoop(self, told)
+            yield ToolLoop(self.error, told)
 
     def tool_calls(self, name: str) -> list[ToolCall]:
         """The calls that the variable's generation made, with their results, in order. Waits."""

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from sglang_dsl.conversation.tool_calls import ToolCall, ToolStep
+from sglang_dsl.conversation.requests import ToolCall, ToolStep
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.lower import whole
 from sglang_dsl.ir import LoopBegin, LoopEnd, Source
-
-
-class _Waits(Protocol):
-    """A state that waits by blocking."""
-
-    def error(self) -> BaseException | None: ...
-
-
-class _Awaits(Protocol):
-    async def error(self) -> BaseException | None: ...
 
 
 @dataclass(eq=False)
@@ -38,26 +28,26 @@ class Steps:
 class ToolLoop:
     """An open or finished loop."""
 
-    def __init__(self, state: _Waits, told: Steps) -> None:
-        self._state, self._told = state, told
+    def __init__(self, wait: Callable[[], object], told: Steps) -> None:
+        self._wait, self._told = wait, told
 
     @property
     def steps(self) -> list[ToolStep]:
         """The replies that called tools, in order, with the results of their calls. Waits. Also available
         after the program has failed."""
-        self._state.error()
+        self._wait()
         return list(self._told.steps)
 
 
 class AsyncToolLoop:
     """The same in an async program."""
 
-    def __init__(self, state: _Awaits, told: Steps) -> None:
-        self._state, self._told = state, told
+    def __init__(self, wait: Callable[[], Awaitable[object]], told: Steps) -> None:
+        self._wait, self._told = wait, told
 
     async def steps(self) -> list[ToolStep]:
         """The replies that called tools, in order, with the results of their calls; see ToolLoop.steps."""
-        await self._state.error()
+        await self._wait()
         return list(self._told.steps)
 
 

@@ -26,7 +26,7 @@ from sglang_dsl.ir import (
     Text,
     Tools,
 )
-from sglang_dsl.views.constraints import constraint_of
+from sglang_dsl.views.outline import constraint_of
 
 LONGEST = 48
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")

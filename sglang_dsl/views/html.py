@@ -15,8 +15,7 @@ from typing import Any
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.ir import cut
 from sglang_dsl.views import style
-from sglang_dsl.views.constraints import Constraint, constraint_of
-from sglang_dsl.views.outline import Block, Branches, outline
+from sglang_dsl.views.outline import Block, Branches, Constraint, constraint_of, outline
 from sglang_dsl.views.snapshot import Snapshot, calls_within
 from sglang_dsl.views.timeline import calls_table, summary
 from sglang_dsl.views.tokens import Span, Token, spans, tokens_of

@@ -25,9 +25,9 @@ from sglang_dsl.ir import (
     cut,
 )
 from sglang_dsl.views import style
-from sglang_dsl.views.constraints import constraint_of
 from sglang_dsl.views.diagrams import Graph, short
 from sglang_dsl.views.html import held
+from sglang_dsl.views.outline import constraint_of
 
 MOST_ROWS = 50
 _MOST_BOXES = 32

@@ -4,8 +4,8 @@ about states.
 terminal.py  the loop of the prompt, and of `chat`
 screen.py    a View: turns, answers as they come, forks while they run
 forks.py     branches as a tree
-prompt.py    the line editor (prompt_toolkit); plain lines without a terminal
-history.py   lines of earlier sessions, in a file of this user's
+shell.py     the prompt on IPython
+prompt.py    plain lines, and messages of a chat
 banner.py    what stands above the first prompt
 ipython.py   %sgl and %%sgl
 """

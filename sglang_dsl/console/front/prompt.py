@@ -1,25 +1,24 @@
-"""What is typed: with prompt_toolkit in a terminal (history, completion, several lines, colours), else plain
-lines."""
+"""Readers of what is typed, without IPython: lines of standard input, and messages of a chat edited with
+prompt_toolkit. See shell.py for the prompt on IPython.
+"""
 
 from __future__ import annotations
 
+import atexit
 import codeop
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.protocol.registry import MissingExtra
-from sglang_dsl.console.front import history
-from sglang_dsl.console.session.commands import ALIASES, COMMANDS
-from sglang_dsl.console.session.complete import completions
+from sglang_dsl.console.session.commands import completions
 from sglang_dsl.console.session.session import Session
 from sglang_dsl.conversation.usage import totals
 
 if TYPE_CHECKING:
-    from prompt_toolkit.key_binding import KeyPressEvent
-
-INDENT = "    "
+    from prompt_toolkit import PromptSession
 
 
 class Reader(Protocol):
@@ -28,38 +27,75 @@ class Reader(Protocol):
     def read(self) -> str:
         """Raises EOFError at the end of input, KeyboardInterrupt when the user takes back what was typed."""
 
-    def wake(self) -> None:
-        """From any thread: the backend is there, or could not be opened."""
+
+def state_file(name: str) -> Path | None:
+    """A file in the user's state folder that only this user can read; None if it cannot be written."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        folder = (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "sglang-dsl"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / name
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            os.fchmod(file, 0o600)
+        finally:
+            os.close(file)
+    except (OSError, RuntimeError):  # no home
+        return None
+    return path
+
+
+# -- lines of standard input ---------------------------------------------------------------------------------
 
 
 class Lines:
-    """Lines of standard input; a cell ends where Python needs no more, or `ask` gives one."""
+    """Lines of standard input, or of `ask`. A cell ends where Python needs no more lines, a message with its
+    line. In a terminal, readline edits them, remembers them and completes `names`."""
 
     def __init__(
-        self, *, chat: bool, ask: Callable[[str], str] | None = None, out: TextIO | None = None
+        self, *, chat: bool, ask: Callable[[str], str] | None = None, names: dict[str, Any] | None = None
     ) -> None:
-        self._chat, self._ask, self._out = chat, ask, out
+        self._chat, self._ask = chat, ask
         if ask is None and sys.stdin.isatty():
             with contextlib.suppress(ImportError):  # not on every system
-                import readline as readline  # input() then edits lines
+                _use_readline(names or {}, "chat_lines" if chat else "lines")
 
     def read(self) -> str:
         ask = self._ask or _ask
         marks = ("> ", ". ") if self._ask is not None or sys.stdin.isatty() else ("", "")
-        said = ask(marks[0])
-        while not self._chat and not complete(said):
+        typed = ask(marks[0])
+        while not self._chat and not complete(typed):
             try:
-                said += "\n" + ask(marks[1])
+                typed += "\n" + ask(marks[1])
             except EOFError:
                 break
-        return said
+        return typed
 
-    def wake(self) -> None:
-        """It looks for itself."""
+
+def _use_readline(names: dict[str, Any], file: str) -> None:
+    """Have input() edit lines. Raises ImportError."""
+    import readline
+    import rlcompleter
+
+    readline.set_completer(rlcompleter.Completer(names).complete)
+    readline.parse_and_bind("tab: complete")
+    path = state_file(file)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            readline.read_history_file(path)
+        atexit.register(_write_lines, path)
+
+
+def _write_lines(path: Path) -> None:
+    import readline
+
+    readline.set_history_length(1000)
+    with contextlib.suppress(OSError):
+        readline.write_history_file(path)
 
 
 def _ask(mark: str) -> str:
-    """A line of standard input. The mark goes where a person sees it, and into no pipe."""
+    """A line of standard input. The mark is written where a person sees it, and into no pipe."""
     if mark and not sys.stdout.isatty():
         print(mark, end="", file=sys.stderr, flush=True)
         mark = ""
@@ -77,7 +113,7 @@ def complete(text: str) -> bool:
     try:
         found = codeop.compile_command(text, symbol="exec")
     except (SyntaxError, ValueError, OverflowError):
-        return True  # it is told when it is run
+        return True  # the error is shown when it is run
     if found is None:
         return False
     # "if x: y" and "@decorator" open a block on one line: an empty line ends it.
@@ -88,197 +124,89 @@ def _opens_block(text: str) -> bool:
     return text.rstrip().endswith(":") or text.lstrip().startswith("@")
 
 
-def require() -> None:
-    """Raises MissingExtra where prompt_toolkit is not installed."""
-    try:
-        import prompt_toolkit as prompt_toolkit
-    except ImportError as error:
-        raise MissingExtra("the prompt needs prompt_toolkit: pip install 'sglang-dsl[repl]'") from error
+# -- prompt_toolkit ------------------------------------------------------------------------------------------
 
 
-class Editor:
-    """A line editor. Raises MissingExtra where prompt_toolkit is not installed."""
+class Messages:
+    """Messages of a chat, edited with prompt_toolkit. Raises ImportError if it is not installed."""
 
-    def __init__(self, session: Session, *, chat: bool) -> None:
-        require()
-        import prompt_toolkit
+    def __init__(self, session: Session) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-        self._session, self._chat = session, chat
-        self._failed = False
-        file = history.state_file("chat_history" if chat else "history")
-        self._prompt: Any = prompt_toolkit.PromptSession(
-            history=_history(file),
-            completer=_completer(session, chat=chat),
+        self._session = session
+        file = state_file("chat_history")
+        self._prompt: PromptSession[str] = PromptSession(
+            [("ansicyan bold", "› ")],
+            history=InMemoryHistory() if file is None else FileHistory(str(file)),
+            completer=_commands_completer(session),
             complete_while_typing=False,
-            lexer=None if chat else _lexer(),
-            style=_style(),
-            include_default_pygments_style=False,
-            multiline=True,
-            key_bindings=_keys(chat=chat),
-            prompt_continuation=lambda width, line, wrapped: [("class:more", "· ".rjust(width))],
-            bottom_toolbar=self._toolbar,
-            enable_open_in_editor=True,
-            mouse_support=False,
+            bottom_toolbar=lambda: toolbar(session, "/help  Ctrl-C stops  Ctrl-D leaves"),
         )
 
     def read(self) -> str:
-        self._stop_on_failure()
-        mark = "› " if self._chat else "❯ "
-        try:
-            return str(self._prompt.prompt([("class:mark", mark)]))
-        except _Failed:
-            self._stop_on_failure()
-            raise
+        raise_failure(self._session)
+        return self._prompt.prompt()
 
     def wake(self) -> None:
-        app = self._prompt.app
-        loop = app.loop
-        if loop is None or not app.is_running:
-            return
-        if self._session.opening.error is None:
-            app.invalidate()
-        else:
-            with contextlib.suppress(RuntimeError):  # it has just ended
-                loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if self._prompt.app.is_running:
-            self._prompt.app.exit(exception=_Failed())
-
-    def _stop_on_failure(self) -> None:
-        opening = self._session.opening
-        if opening.done and opening.error is not None:
-            raise opening.error
-
-    def _toolbar(self) -> Any:
-        session = self._session
-        ready = session.opening.done
-        state = ("class:ready", "●") if ready else ("class:loading", "○ loading")
-        sums = totals(session.records)
-        told = f"  {sums['completion_tokens']} tokens" if sums["completion_tokens"] else ""
-        words = "".join(f"  {name}={value}" for name, value in session.words.items())
-        mark = "/" if self._chat else ":"
-        more = "" if self._chat else "  Alt-Enter more lines"
-        return [
-            ("class:bar", f" {session.place} "), state,
-            ("class:bar", f"  cell {session.number}{told}{words}  {mark}help"),
-            ("class:bar", f"  Ctrl-C stops{more}  Ctrl-D leaves "),
-        ]  # fmt: skip
+        """From any thread: the backend is open, or could not be opened."""
+        wake(self._prompt, self._session)
 
 
-class _Failed(Exception):
-    """The backend could not be opened while a line was read."""
-
-
-def _history(file: Any) -> Any:
-    from prompt_toolkit.history import History
-
-    class Kept(History):
-        def load_history_strings(self) -> Iterable[str]:
-            return [] if file is None else reversed(history.read(file))
-
-        def store_string(self, string: str) -> None:
-            if file is not None and string.strip():
-                history.write(file, [string])
-
-    return Kept()
-
-
-def _completer(session: Session, *, chat: bool) -> Any:
+def _commands_completer(session: Session) -> Any:
     from prompt_toolkit.completion import Completer, Completion
-    from prompt_toolkit.document import Document
 
-    kinds = {name: one.kind for name, one in COMMANDS.items()} | dict.fromkeys(ALIASES, "")
-    kinds = {name: kind for name, kind in kinds.items() if name not in ALIASES}
+    class Commands(Completer):
+        def get_completions(self, document: Any, complete_event: Any) -> Iterator[Completion]:
+            for text, replaces, about in completions(session, document.text_before_cursor):
+                yield Completion(text, start_position=-replaces, display_meta=about)
 
-    class Found(Completer):
-        def get_completions(self, document: Document, complete_event: Any) -> Iterable[Completion]:
-            before = document.text_before_cursor
-            if chat and before[:1] not in (":", "/"):
-                return
-            for text, replaces in completions(session, before, kinds):
-                told = COMMANDS[text[1:]].says if text[:1] in (":", "/") and text[1:] in COMMANDS else ""
-                yield Completion(text, start_position=-replaces, display_meta=told)
-
-    return Found()
+    return Commands()
 
 
-def _lexer() -> Any:
-    from prompt_toolkit.lexers import DynamicLexer, PygmentsLexer, SimpleLexer
-    from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
-
-    python, command = PygmentsLexer(PythonLexer), SimpleLexer("class:command")
-
-    def chosen() -> Any:
-        from prompt_toolkit.application import get_app
-
-        return command if get_app().current_buffer.text.startswith(":") else python
-
-    return DynamicLexer(chosen)
-
-
-def _style() -> Any:
-    from prompt_toolkit.styles import Style
-
-    return Style.from_dict(
-        {
-            "mark": "ansicyan bold",
-            "more": "ansibrightblack",
-            "command": "ansicyan",
-            "bottom-toolbar": "noreverse ansibrightblack",
-            "bar": "ansibrightblack",
-            "ready": "ansigreen",
-            "loading": "ansiyellow",
-            "pygments.keyword": "ansimagenta",
-            "pygments.keyword.constant": "ansimagenta",
-            "pygments.literal.string": "ansigreen",
-            "pygments.literal.number": "ansiyellow",
-            "pygments.comment": "ansibrightblack italic",
-            "pygments.name.builtin": "ansicyan",
-            "pygments.name.function": "ansiblue",
-            "pygments.name.class": "ansiblue bold",
-            "pygments.name.decorator": "ansiblue",
-            "pygments.operator.word": "ansimagenta",
-            "completion-menu.completion": "bg:ansibrightblack ansiwhite",
-            "completion-menu.completion.current": "bg:ansicyan ansiblack",
-            "completion-menu.meta.completion": "bg:ansibrightblack ansiwhite",
-            "completion-menu.meta.completion.current": "bg:ansicyan ansiblack",
-        }
-    )
+def toolbar(session: Session, keys: str) -> Any:
+    """The line below a prompt: the backend, whether it is open, tokens so far, defaults of generations."""
+    ready = ("ansigreen", "●") if session.opening.done else ("ansiyellow", "○ loading")
+    tokens = totals(session.records)["completion_tokens"]
+    counted = f"  {tokens} tokens" if tokens else ""
+    options = "".join(f"  {name}={value}" for name, value in session.words.items())
+    grey = "noreverse ansibrightblack"
+    return [
+        (grey, f" {session.place} "),
+        (f"noreverse {ready[0]}", ready[1]),
+        (grey, f"  cell {session.number}{counted}{options}  {keys} "),
+    ]
 
 
-def _keys(*, chat: bool) -> Any:
-    from prompt_toolkit.filters import completion_is_selected, has_completions
-    from prompt_toolkit.key_binding import KeyBindings
+def raise_failure(session: Session) -> None:
+    """Raise why the backend could not be opened, if it is known by now."""
+    opening = session.opening
+    if opening.done and opening.error is not None:
+        raise opening.error
 
-    keys = KeyBindings()
 
-    @keys.add("enter", filter=~completion_is_selected)
-    def _(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        before = buffer.document.text_before_cursor
-        if chat or (buffer.document.is_cursor_at_the_end and complete(buffer.text)):
-            buffer.validate_and_handle()
-            return
-        last = before.rsplit("\n", 1)[-1]
-        deeper = INDENT if last.rstrip().endswith(":") else ""
-        buffer.insert_text("\n" + last[: len(last) - len(last.lstrip())] + deeper)
+def wake(prompt: PromptSession[str], session: Session) -> None:
+    """From any thread: show that the backend is open, or end the prompt with why it could not be opened."""
+    app, error = prompt.app, session.opening.error
+    loop = app.loop
+    if loop is None or not app.is_running:
+        return
+    if error is None:
+        app.invalidate()
+        return
 
-    @keys.add("enter", filter=completion_is_selected)
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.complete_state = None
+    def end() -> None:
+        if app.is_running:
+            app.exit(exception=error)
 
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
+    with contextlib.suppress(RuntimeError):  # the prompt has just ended
+        loop.call_soon_threadsafe(end)
 
-    @keys.add("tab", filter=~has_completions)
-    def _(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        line = buffer.document.current_line_before_cursor
-        if not chat and not line.strip():
-            buffer.insert_text(INDENT)
-        else:
-            buffer.start_completion(insert_common_part=True)
 
-    return keys
+def has_ipython() -> bool:
+    """Whether the prompt can run on IPython."""
+    try:
+        import IPython as IPython
+    except ImportError:
+        return False
+    return True

@@ -1,5 +1,5 @@
-"""The prompt in a terminal, and `chat`: reads, has the session do it, shows what came of it. Both are one
-loop; in `chat` a line is a message.
+"""The prompt in a terminal, and `chat`. Loop runs what is typed and shows what came of it; in `chat` a line
+is a message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.console import Console
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.console.front.banner import banner, help_line
-from sglang_dsl.console.front.prompt import Editor, Lines, Reader, require
+from sglang_dsl.console.front.prompt import Lines, Messages, Reader, has_ipython
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.session import commands
 from sglang_dsl.console.session.interrupts import answered, held, stoppable
@@ -26,52 +26,55 @@ REFUSED = frozenset({400, 413})
 
 
 class Loop:
-    """`form`: what each answer of a chat must match, as gen says it (regex=, json_schema=, ...). `stays`: a
-    failure does not end it, as somebody is there who sees it."""
+    """Runs what is typed and shows what came of it.
+
+    form: what each answer of a chat must match, by the words of gen (regex=, json_schema=, ...).
+    stays: a failure does not end it, as somebody is there who sees it.
+    """
 
     def __init__(
         self,
         session: Session,
         screen: Screen,
-        reader: Reader,
         *,
         chat: bool,
         stays: bool,
-        form: Mapping[str, Any],
+        form: Mapping[str, Any] | None = None,
     ) -> None:
-        self._session, self._screen, self._reader = session, screen, reader
+        self._session, self._screen = session, screen
         self._chat, self._stays = chat, stays
         # In a pipe, standard output holds answers alone.
         self._aside = screen.console.file if stays or screen.console.is_terminal else sys.stderr
-        given = "".join(f", {name}={value!r}" for name, value in form.items())
-        self._answer = f'assistant(gen("answer"{given}))'
+        options = "".join(f", {name}={value!r}" for name, value in (form or {}).items())
+        self._answer = f'assistant(gen("answer"{options}))'
 
-    def run(self) -> int:
+    def run(self, reader: Reader) -> int:
         """Until the user leaves; the exit code. Ctrl-C stops what runs, and never ends it."""
         with held():
-            return self._run()
-
-    def _run(self) -> int:
-        while True:
-            if self._stays:
-                print(file=self._aside)
-            try:
-                said = stoppable(self._reader.read)
-            except EOFError:
-                if self._stays or sys.stdin.isatty():
+            while True:
+                if self._stays:
                     print(file=self._aside)
-                return 0
-            except KeyboardInterrupt:
-                print(file=self._aside)
-                continue
-            if not said.strip():
-                continue
-            marks = (":", "/") if self._chat else (":",)
-            if said.lstrip()[:1] in marks:
-                if self._command(said.lstrip()[1:]):
+                try:
+                    typed = stoppable(reader.read)
+                except EOFError:
+                    if self._stays or sys.stdin.isatty():
+                        print(file=self._aside)
                     return 0
-            elif not self._cell(self._message(said) if self._chat else said):
-                return 1
+                except KeyboardInterrupt:
+                    print(file=self._aside)
+                    continue
+                if (status := self.line(typed)) is not None:
+                    return status
+
+    def line(self, typed: str) -> int | None:
+        """Run a cell, a message or a command; the exit code if it ends the session."""
+        if not typed.strip():
+            return None
+        marks = (":", "/") if self._chat else (":",)
+        with held():
+            if typed.lstrip()[:1] in marks:
+                return 0 if self._command(typed.lstrip()[1:]) else None
+            return None if self._cell(self._message(typed) if self._chat else typed) else 1
 
     def _stopped(self) -> None:
         self._session.stop()
@@ -125,52 +128,75 @@ class Loop:
 
 
 def prompt(place: Place, *, words: Mapping[str, Any], system: str | None = None) -> int:
-    """The prompt of `sglang-dsl`. Without a terminal, cells are read from standard input, and the first that
-    fails ends it with status 1. Raises what opening the backend raises, MissingExtra."""
-    return _session(place, words=words, system=system, chat=False, form={})
+    """The prompt of `sglang-dsl`: IPython if it is installed, else plain lines. Without a terminal, cells are
+    read from standard input, and the first that fails ends it with status 1. Raises what opening the backend
+    raises."""
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    session, waiting = _open(place, words)
+    try:
+        screen = Screen(Console(file=sys.stdout))
+        loop = Loop(session, screen, chat=False, stays=interactive)
+        if interactive and has_ipython():
+            from sglang_dsl.console.front.shell import Shell
+
+            shell = Shell.instance(session, loop.line)  # IPython's key bindings look for the instance
+            waiting.append(shell.wake)
+            _begin(session, screen, chat=False, system=system)
+            return shell.run()
+        _begin(session, screen, chat=False, system=system)
+        session.ready(screen)
+        return loop.run(Lines(chat=False, names=session.names))
+    finally:
+        session.close()
 
 
 def chat(place: Place, *, words: Mapping[str, Any], system: str | None, form: Mapping[str, Any]) -> int:
     """A conversation. Raises what opening the backend raises."""
-    return _session(place, words=words, system=system, chat=True, form=form)
-
-
-def _session(
-    place: Place, *, words: Mapping[str, Any], system: str | None, chat: bool, form: Mapping[str, Any]
-) -> int:
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if interactive and not chat:
-        require()
-    reader: list[Reader] = []
-
-    def there() -> None:
-        for one in reader:
-            one.wake()
-
-    session = Session(Opening(place, there), words=words)
+    session, waiting = _open(place, words)
     try:
-        screen = Screen(Console(file=sys.stdout), chat=chat)
-        if interactive:
-            try:
-                reader.append(Editor(session, chat=chat))
-            except MissingExtra:
-                if not chat:
-                    raise
-        if not reader:
-            reader.append(Lines(chat=chat))
-        if interactive:
-            screen.console.print(banner(place, chat=chat))
-        else:
-            session.ready()
-        if interactive or (chat and sys.stdin.isatty()):
-            aside = screen.console if screen.console.is_terminal else Console(stderr=True)
-            aside.print(help_line(chat=chat), style="dim", highlight=False)
-        if system is not None:
-            session.opening.result()
-            commands.call(session, f"system {system}", None)
-        return Loop(session, screen, reader[0], chat=chat, stays=interactive, form=form).run()
+        screen = Screen(Console(file=sys.stdout), chat=True)
+        reader = _message_reader(session) if interactive else None
+        if reader is not None:
+            waiting.append(reader.wake)
+        _begin(session, screen, chat=True, system=system)
+        if reader is None:
+            session.ready(screen)
+        loop = Loop(session, screen, chat=True, stays=interactive, form=form)
+        return loop.run(reader or Lines(chat=True))
     finally:
         session.close()
+
+
+def _open(place: Place, words: Mapping[str, Any]) -> tuple[Session, list[Callable[[], None]]]:
+    """A session, and what to call when its backend is open, or could not be opened."""
+    waiting: list[Callable[[], None]] = []
+
+    def opened() -> None:
+        for wake in waiting:
+            wake()
+
+    return Session(Opening(place, opened), words=words), waiting
+
+
+def _message_reader(session: Session) -> Messages | None:
+    try:
+        return Messages(session)
+    except ImportError:
+        return None
+
+
+def _begin(session: Session, screen: Screen, *, chat: bool, system: str | None) -> None:
+    """Print what stands above the first line, and begin with the system turn."""
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if interactive:
+        screen.console.print(banner(session.place, chat=chat))
+    if interactive or (chat and sys.stdin.isatty()):
+        aside = screen.console if screen.console.is_terminal else Console(stderr=True)
+        aside.print(help_line(chat=chat), style="dim", highlight=False)
+    if system is not None:
+        session.opening.result()
+        commands.call(session, f"system {system}", None)
 
 
 def converse(
@@ -191,4 +217,4 @@ def converse(
         screen.console.print(help_line(chat=True), style="dim", highlight=False)
     if system is not None:
         commands.call(session, f"system {system}", None)
-    return Loop(session, screen, Lines(chat=True, ask=ask), chat=True, stays=False, form=form or {}).run()
+    return Loop(session, screen, chat=True, stays=False, form=form).run(Lines(chat=True, ask=ask))

@@ -8,7 +8,6 @@ Knows no terminal and no notebook: what shows it is a View.
     tables.py    what the commands show
     saved.py     a session as a file, and back; nothing in it is run
     export.py    a session as a program, or as a notebook
-    complete.py  what may stand at the cursor
     opening.py   a backend by name, opened beside whoever waits
     interrupts.py  what Ctrl-C may stop, and what is finished first
 """

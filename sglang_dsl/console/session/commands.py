@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Command:
 
     does: Callable[[Session, str, View | None], Said]
     takes: str
-    says: str
+    about: str
     kind: str = ""
 
 
@@ -72,10 +72,10 @@ def _help(session: Session, rest: str, view: View | None) -> Said:
         found = COMMANDS.get(ALIASES.get(name, name))
         if found is None:
             raise BadProgram(f"there is no command :{name}; :help lists them")
-        return Said(Text(f":{name} {found.takes}".rstrip() + f"\n  {found.says}"))
+        return Said(Text(f":{name} {found.takes}".rstrip() + f"\n  {found.about}"))
     made = tables.plain_table("command", "")
     for name, one in COMMANDS.items():
-        made.add_row(Text(f":{name} {one.takes}".rstrip(), style="cyan"), one.says)
+        made.add_row(Text(f":{name} {one.takes}".rstrip(), style="cyan"), one.about)
     made.add_section()
     made.add_row(
         Text("s += user(...)", style="green"), 'adds a turn; assistant(gen("name")) has one generated'
@@ -272,3 +272,43 @@ COMMANDS = {
     "quit": Command(_quit, "", "leave; so does Ctrl-D"),
 }
 ALIASES = {"q": "quit", "exit": "quit", "h": "help", "?": "help", "v": "vars", "u": "undo", "r": "retry"}
+MOST_COMPLETIONS = 200
+
+
+def completions(session: Session, before: str) -> list[tuple[str, int, str]]:
+    """What may stand at the cursor of a command, ":" or "/" included. Each is the text, how many characters
+    before the cursor it replaces, and what it is; none for a line that is no command."""
+    if before[:1] not in (":", "/"):
+        return []
+    name, space, rest = before[1:].partition(" ")
+    if not space:
+        return [
+            (before[0] + one, len(before), command.about)
+            for one, command in sorted(COMMANDS.items())
+            if one.startswith(name)
+        ]
+    command = COMMANDS.get(ALIASES.get(name, name))
+    if command is None:
+        return []
+    start = rest.rpartition("/")[2] if command.kind == "file" else rest
+    found = (one for one in _arguments(session, command.kind, rest) if one.startswith(start))
+    return [(one, len(start), "") for one in list(found)[:MOST_COMPLETIONS]]
+
+
+def _arguments(session: Session, kind: str, rest: str) -> Iterable[str]:
+    """All arguments of this kind; for files, the ones in the folder of what was typed."""
+    match kind:
+        case "file":
+            folder, slash, start = rest.rpartition("/")
+            try:
+                inside = sorted((session.folder / Path(folder + slash).expanduser()).iterdir())
+            except OSError:
+                return []
+            named = (one.name + "/" * one.is_dir() for one in inside)
+            return [one for one in named if start or not one.startswith(".")]
+        case "backend":
+            return [name for name in BACKENDS.names() if name != "endpoint"]
+        case "name":
+            return [name for name in sorted(session.names) if rest or not name.startswith("_")]
+        case _:
+            return []

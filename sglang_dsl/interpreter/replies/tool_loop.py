@@ -17,8 +17,7 @@ import msgspec
 from runtime.protocol.messages import ToolCall as SaidCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import Completion
-from sglang_dsl.conversation.tool_calls import ToolCall, ToolStep
+from sglang_dsl.conversation.requests import Completion, ToolCall, ToolStep
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
 from sglang_dsl.interpreter.calls import Before, Where
@@ -49,7 +48,7 @@ class _State(Protocol):
 def may_call(node: Gen, ready: Lowered, offer: Offer) -> bool:
     """Whether this generation may call tools; one that must match something cannot. Raises BadProgram."""
     shown = f"gen({node.name!r})" if node.name else "gen()"
-    shaped = ready.constraint is not None
+    shaped = ready.template.constraint is not None
     if offer.loop is not None:
         if not offer.runners:
             raise BadProgram(f"{shown} is in a tool_loop, but no tools are offered: s += tools([...])")
@@ -58,8 +57,10 @@ def may_call(node: Gen, ready: Lowered, offer: Offer) -> bool:
                 f"{shown} has a constraint, which a tool call would not match; in a tool_loop use free "
                 "text, and ask for the value in a turn after the loop"
             )
-    if ready.n > 1 and not shaped:
-        raise BadProgram(f"{shown} requests {ready.n} replies, and each might call other tools; fork instead")
+    if ready.template.n > 1 and not shaped:
+        raise BadProgram(
+            f"{shown} requests {ready.template.n} replies, and each might call other tools; fork instead"
+        )
     return not shaped and not ready.peeks
 
 
@@ -69,7 +70,7 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
         raise BadProgram("tools are called in an assistant turn: put the gen into assistant(...)")
     loop, steps = offer.loop, list[ToolStep]()
     if loop is not None:
-        ready = dataclasses.replace(ready, tool_choice=loop.choice, parallel_tools=loop.parallel)
+        ready = ready.with_tools(loop.choice, loop.parallel)
     async with AsyncExitStack() as stack:
         sessions: dict[tuple[int, str], ToolSession | Exception] = {}
         while True:
@@ -95,7 +96,7 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
             if loop.own is not None:
                 loop.own.steps.append(step)
             _say(state, node, done, step)
-            ready = dataclasses.replace(ready, tool_choice="auto")
+            ready = ready.with_tools("auto")
 
 
 def _read(said: Mapping[str, Any]) -> ToolCall:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.process.conftest import Served
 from tests.process.patience import PATIENCE_S, held
-from tests.process.terminal import CTRL_C, CTRL_D, ROOT, TAB, Terminal, terminal
+from tests.process.terminal import CTRL_C, CTRL_D, ROOT, TAB, UP, Terminal, terminal
 
 RIVER = 's += user("Which river runs through Ostrel?") + assistant(gen("river", max_tokens=24))'
 LONG = 's += user("tell") + assistant(gen("long", regex="([a-z]{9} ){600}", max_tokens=1900))'
@@ -56,8 +56,12 @@ def test_a_session(tmp_path: Path, shared_server: Served) -> None:
         seen.prompt()
         seen.press("s.mess" + TAB)
         seen.shows(r"s\.messages$")
+        seen.press(CTRL_C)  # takes back what was typed
+        seen.runs("sum(range(1000))", "^499500")
+        seen.press('s["ri' + TAB)
+        seen.shows(r's\["river')
         seen.press(CTRL_C)
-        seen.prompt()
+        seen.runs("%who_ls str", r"^\[")
         seen.press(CTRL_D)
         assert seen.ends() == 0
     assert "Traceback" not in seen.text
@@ -87,9 +91,21 @@ def test_a_model_that_is_nowhere_ends_it_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in seen.text
 
 
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "prompt_toolkit.py").write_text("raise ImportError('No module named prompt_toolkit')")
+def test_without_ipython_it_reads_plain_lines(tmp_path: Path) -> None:
+    (tmp_path / "IPython.py").write_text("raise ImportError('No module named IPython')")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     with terminal(tmp_path, "--backend", "mock", environment={"PYTHONPATH": path}) as seen:
-        assert seen.ends() == 2
-    assert seen.text == "error: the prompt needs prompt_toolkit: pip install 'sglang-dsl[repl]'"
+        seen.shows("^>$")
+        seen.press("for i in range(2):\r    print('line', i)\r\r")
+        seen.shows("^line 0\nline 1")
+        seen.press('s += user("Q") + assistant(gen("answer"))\r')
+        seen.shows("^assistant .* ⟵ answer")
+        seen.press("s.mess" + TAB)
+        seen.shows(r"s\.messages\(")
+        seen.press(CTRL_C)
+        seen.shows("^> $|^>$")
+        seen.press(UP + "\r")  # once more
+        seen.shows("^assistant .* ⟵ answer")
+        seen.press(":quit\r")
+        assert seen.ends() == 0
+    assert "Traceback" not in seen.text

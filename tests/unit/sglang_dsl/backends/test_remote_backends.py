@@ -21,9 +21,8 @@ from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.anthropic import Anthropic
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.backends.common.remote import json_form
-from sglang_dsl.backends.crusoe import Crusoe
 from sglang_dsl.backends.gemini import Gemini, VertexAI
-from sglang_dsl.backends.openai import OpenAI
+from sglang_dsl.backends.openai import Crusoe, OpenAI
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, InvalidValue, Unsupported
 from tests.exploring import tries

@@ -80,9 +80,6 @@ class Lines:
             raise EOFError
         return line
 
-    def wake(self) -> None:
-        """Nobody waits."""
-
 
 def typed(session: Session, *lines: str) -> str:
     """What a prompt shows that is given these lines, and then the end of input."""
@@ -90,7 +87,7 @@ def typed(session: Session, *lines: str) -> str:
     screen = Screen(Console(file=out, width=200), chat=False)
     before, sys.stdout = sys.stdout, out
     try:
-        ended = Loop(session, screen, Lines(*lines), chat=False, stays=True, form={}).run()
+        ended = Loop(session, screen, chat=False, stays=True).run(Lines(*lines))
     finally:
         sys.stdout = before
     assert ended == 0, out.getvalue()

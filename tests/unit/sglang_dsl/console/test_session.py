@@ -25,12 +25,10 @@ from sglang_dsl.backends.base import Call
 from sglang_dsl.console.front.prompt import complete
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.session import commands
-from sglang_dsl.console.session.complete import completions
 from sglang_dsl.console.session.opening import Opening, Place
 from sglang_dsl.console.session.session import Session
 from sglang_dsl.errors import BadProgram
 
-KINDS = {name: one.kind for name, one in commands.COMMANDS.items()}
 ASK = 's += user("Q") + assistant(gen("x"))'
 
 
@@ -353,17 +351,42 @@ def test_where_a_cell_ends(text: str, whole: bool) -> None:
 
 def test_completion(session: Session, folder: Path) -> None:
     def found(before: str) -> list[str]:
-        return [text for text, _ in completions(session, before, KINDS)]
+        return [text for text, _, _ in commands.completions(session, before)]
 
-    session.run('s["river"] = 1\nboom = type("Boom", (), {"p": property(lambda self: 1 / 0)})()')
     (folder / "talk.json").write_text("")
+    (folder / ".hidden").write_text("")
+    (folder / "table").mkdir()
     assert found(":und") == [":undo"]
+    assert found(":load ta") == ["table/", "talk.json"]
+    assert found(":load ") == ["table/", "talk.json"]
+    assert found(":load table/") == found(":load nowhere/") == []
+    assert "mock" in found(":backend m")
+    assert found(":trace genera") == []
+    assert "gen" in found(":trace ge")
+    assert found(":nothing x") == found(":undo x") == found("undo") == []
+
+
+def test_completion_of_python(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from IPython.core.completer import provisionalcompleter
+
+    from sglang_dsl.console.front.shell import Shell
+
+    for name in ("HOME", "IPYTHONDIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    session.run('s["river"] = 1\nboom = type("Boom", (), {"p": property(lambda self: 1 / 0)})()')
+    shell = Shell(session, lambda typed: None)
+
+    def found(before: str) -> list[str]:
+        with provisionalcompleter():
+            return [one.text.lstrip(".") for one in shell.Completer.completions(before, len(before))]
+
+    assert found(":und") == [":undo"]
+    assert "mock" in found(":backend m")
     assert found('print(s["ri') == ["river"]
     assert "messages" in found("s.mess")
     assert "assistant" in found("s += assi")
     assert "max_tokens=" in found('gen("x", max_t')
-    assert found(":load ta") == ["talk.json"]
-    assert "mock" in found(":backend m")
     assert found("boom.p.") == []  # properties are not run
     assert found("nothing.x") == []
 

@@ -10,7 +10,7 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MockBackend, gen
-from sglang_dsl.integrations.rows import FrameRows
+from sglang_dsl.execution.results import FrameRows
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed (the extra `dev`)")
 
