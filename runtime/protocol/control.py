@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.requests.base import BaseReq, SingleReq
+from runtime.protocol.request_base import BaseReq, SingleReq
 
 PauseMode = Literal["abort", "in_place", "retract"]
 MemoryPart = Literal["kv_cache", "weights"]

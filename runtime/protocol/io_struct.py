@@ -32,11 +32,11 @@ from runtime.protocol.control import SetStateReq as SetStateReq
 from runtime.protocol.control import UnloadLoRAAdapterReq as UnloadLoRAAdapterReq
 from runtime.protocol.control import UpdateWeightsReq as UpdateWeightsReq
 from runtime.protocol.messages import ImageInput
-from runtime.protocol.requests.base import BaseBatchReq as BaseBatchReq
-from runtime.protocol.requests.base import BaseReq as BaseReq
-from runtime.protocol.requests.base import SingleReq as SingleReq
-from runtime.protocol.requests.base import SpeculativeDecodingMetricsMixin as SpeculativeDecodingMetricsMixin
-from runtime.protocol.requests.base import new_rid as new_rid
+from runtime.protocol.request_base import BaseBatchReq as BaseBatchReq
+from runtime.protocol.request_base import BaseReq as BaseReq
+from runtime.protocol.request_base import SingleReq as SingleReq
+from runtime.protocol.request_base import SpeculativeDecodingMetricsMixin as SpeculativeDecodingMetricsMixin
+from runtime.protocol.request_base import new_rid as new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput as EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput as GenerateReqInput
 from runtime.protocol.sampling import SamplingParams

@@ -17,7 +17,7 @@ import msgspec
 from runtime.protocol.constraint import JSON_WORDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import near
-from runtime.protocol.requests.base import set_fields
+from runtime.protocol.request_base import set_fields
 
 GREEDY_BELOW = 1e-6
 MAX_STOPS = 32

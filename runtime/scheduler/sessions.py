@@ -17,7 +17,7 @@ import msgspec
 from runtime.cache.manager import CacheManager, Lease
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
-from runtime.protocol.requests.base import MAX_NAME_BYTES
+from runtime.protocol.request_base import MAX_NAME_BYTES
 from runtime.scheduler.requests.request import Request
 
 MAX_TURNS = 4096  # of one session

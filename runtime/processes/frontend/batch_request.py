@@ -19,7 +19,7 @@ from runtime.processes.frontend.prepare import Job, Preparer
 from runtime.processes.frontend.request_state import ENTRY_BYTES, AnswerRoom, RequestState
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import OutputDelta
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.requests.single import SingleGenerateReq, resolve, typed_items
 from runtime.protocol.sampling import SamplingParams

@@ -9,7 +9,7 @@ from runtime.plan import DecoderRunner, Runner, TextRunner
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.control import MemoryPart, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, NotReady, NotSupported
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.request_base import SingleReq
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.scheduler import Scheduler
 

@@ -57,7 +57,7 @@ from runtime.protocol.errors import (
     WireError,
     from_dict,
 )
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.request_base import SingleReq
 from runtime.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ from runtime.protocol.control import (
     Verb,
 )
 from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.request_base import SingleReq
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 
 NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
 UNEQUAL_N = "The parallel_sample_num should be the same for all samples in sample params."

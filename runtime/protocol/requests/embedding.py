@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Self
 
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.request_base import set_fields
 from runtime.protocol.requests import batching
-from runtime.protocol.requests.base import set_fields
 from runtime.protocol.requests.batching import Spread
 from runtime.protocol.requests.many import ManyReq
 from runtime.protocol.sampling import SamplingParams

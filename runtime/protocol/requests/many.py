@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from runtime.protocol.requests.base import BaseReq
+from runtime.protocol.request_base import BaseReq
 from runtime.protocol.requests.batching import Spread
 
 

@@ -14,7 +14,7 @@ from runtime.protocol.adapters import check_name
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, RuntimeFault
 from runtime.protocol.messages import ImageData
-from runtime.protocol.requests.base import MAX_NAME_BYTES, new_rid, set_fields
+from runtime.protocol.request_base import MAX_NAME_BYTES, new_rid, set_fields
 from runtime.protocol.requests.generate import WHOLE, GenerateReqInput, copy_request
 from runtime.protocol.sampling import SamplingParams
 

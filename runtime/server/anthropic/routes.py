@@ -21,7 +21,7 @@ from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, Tool
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import mapped_errors

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from runtime.protocol.console import version
 from runtime.protocol.control import GetStateReq, HealthReq
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, NotReady, RuntimeFault
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.request_base import SingleReq
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from runtime.protocol.control import HealthReq, MemoryPart, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, ModelLoadError
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.request_base import SingleReq
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation

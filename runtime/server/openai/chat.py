@@ -19,7 +19,7 @@ from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, Too
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from runtime.formats.reply import ReplyParser
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import json_response

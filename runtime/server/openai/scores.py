@@ -27,7 +27,7 @@ from runtime.formats.chat.render import conversation
 from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.messages import Message
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext

@@ -9,7 +9,7 @@ import msgspec
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.server.http.body import json_type
 from runtime.server.http.errors import NotSupported
 

@@ -17,7 +17,7 @@ from runtime.processes.frontend.client import CLIENT, IN_HAND
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import NotSupported, error_type

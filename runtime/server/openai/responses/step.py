@@ -7,7 +7,7 @@ from typing import Any
 
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message, ToolCall
-from runtime.protocol.requests.base import new_rid
+from runtime.protocol.request_base import new_rid
 from runtime.server.context import ServerContext
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.responses.calls import Sessions, parsed

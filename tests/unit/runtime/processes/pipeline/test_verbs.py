@@ -18,7 +18,7 @@ from runtime.processes.pipeline import verbs
 from runtime.processes.pipeline.verbs import Verbs
 from runtime.protocol.control import VERBS, ControlOutput, PauseReq, ResumeMemoryReq, Verb, request_of
 from runtime.protocol.errors import BadRequest, WireError
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.request_base import SingleReq
 from runtime.scheduler.fake import FakeRunner
 from runtime.server.native import control, sleep
 from runtime.server.native.verbs import ORDERS
