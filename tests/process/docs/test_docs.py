@@ -23,7 +23,9 @@ PAGES = [
     "quickstart.md",
     "notebooks.md",
     *sorted(
-        str(page.relative_to(DOCS)) for page in (DOCS / "concepts").glob("*.md") if page.stem != "request"
+        str(page.relative_to(DOCS))
+        for page in (DOCS / "concepts").glob("*.md")
+        if page.stem not in ("request", "glossary")  # which show no program
     ),
     "reference/language.md",
     "reference/engine.md",
