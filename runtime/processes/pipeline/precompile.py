@@ -13,7 +13,7 @@ from typing import Any
 from runtime.grammar.base import Matcher
 from runtime.protocol.control import MAX_PRECOMPILED, PrecompileReq
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, RuntimeFault, UnsupportedConstraint
-from runtime.scheduler.guided.compilation import Grammars
+from runtime.scheduler.guided.decoding import Grammars
 
 LOOK_S = 0.005
 """How often to look for answers while somebody waits for some and nothing else is to be done."""

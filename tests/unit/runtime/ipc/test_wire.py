@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.ipc import wire
 from runtime.ipc.wire import PIPELINE, WIRE_TYPES, WIRE_VERSION, Wire
 from runtime.protocol import io_struct
+from runtime.protocol import request_base as base_req
 from runtime.protocol.control import VERBS
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
@@ -29,7 +30,6 @@ from runtime.protocol.io_struct import (
     StrOutput,
     TokenOutput,
 )
-from runtime.protocol.requests import base as base_req
 from runtime.protocol.sampling import SamplingParams
 from tests.exploring import tries
 
@@ -37,11 +37,12 @@ encode, decode = PIPELINE.encode, PIPELINE.decode
 
 ABSTRACT = {
     BaseReq, base_req.SingleReq, BaseBatchReq, base_req.SpeculativeDecodingMetricsMixin,
+    io_struct.BatchOfDeltas,
 }  # fmt: skip
 ALL = [
     kind
-    for name in io_struct.__all__
-    if isinstance(kind := getattr(io_struct, name), type) and issubclass(kind, msgspec.Struct)
+    for kind in vars(io_struct).values()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct
 ]
 TRAVELLING = list(
     dict.fromkeys(

@@ -112,7 +112,7 @@ class Decode(Stage):
         if adoption.runs:
             target, missing = self._pools[0], split(export.runs, adoption.start)[1]
             with torch.inference_mode():
-                target.kv[target.place(adoption.runs)] = self._source.kv[self._source.place(missing)]
+                target.kv[target.index_of(adoption.runs)] = self._source.kv[self._source.index_of(missing)]
         assert adoption.commit()
         adoption.release()  # where there is no room for it yet, others may need that more
         export.release()
