@@ -29,8 +29,8 @@ from typing import (
 
 from sglang_dsl.errors import BadProgram, near
 from sglang_dsl.errors.tracebacks import exposed, public
-from sglang_dsl.execution.options import RUN_WORDS as RUN_WORDS
-from sglang_dsl.execution.options import Options as Options
+from sglang_dsl.interpreter.options import RUN_WORDS as RUN_WORDS
+from sglang_dsl.interpreter.options import Options as Options
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -16,23 +12,6 @@ MAX_NAME_BYTES = 512
 
 def new_rid() -> str:
     return os.urandom(16).hex()
-
-
-def set_fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields whose values are not their defaults, by name. Most requests set few of their 60 fields."""
-    defaults, values = _defaults(type(struct))
-    pairs = zip(defaults, values(struct), strict=True)
-    return {name: value for (name, default), value in pairs if value is not default}
-
-
-@lru_cache(maxsize=64)
-def _defaults(
-    kind: type[msgspec.Struct],
-) -> tuple[tuple[tuple[str, Any], ...], Callable[[msgspec.Struct], tuple[Any, ...]]]:
-    """Each field of a struct with its default, and what reads all their values."""
-    fields = msgspec.structs.fields(kind)
-    read: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*(field.name for field in fields))
-    return tuple((field.name, field.default) for field in fields), read
 
 
 class BaseReq(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 from runtime.protocol.registry import Registry
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.results import Batch, Items
+from sglang_dsl.interpreter.options import Options
 
 
 @runtime_checkable

@@ -33,7 +33,6 @@ from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.execution import finished as finished  # how states are pickled
 from sglang_dsl.execution.async_batch import as_they_end
 from sglang_dsl.execution.batch import Job, Work, in_order
-from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.results import Batch, Items
 from sglang_dsl.execution.scope import (
     SCOPE,
@@ -45,6 +44,7 @@ from sglang_dsl.execution.scope import (
     with_batch_budget,
 )
 from sglang_dsl.interpreter.executor import Executor
+from sglang_dsl.interpreter.options import Options
 from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
 from sglang_dsl.interpreter.variables import Mark
 from sglang_dsl.settings import global_config

@@ -27,9 +27,9 @@ from sglang_dsl.errors.tracebacks import trim
 from sglang_dsl.execution.batch import bar_of
 from sglang_dsl.execution.finished import PackedRun, unpack
 from sglang_dsl.execution.launch import batch_of
-from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.ray_data import RayData
 from sglang_dsl.execution.ray_worker import Keeper, Work, Worker
+from sglang_dsl.interpreter.options import Options
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.settings import global_config
 

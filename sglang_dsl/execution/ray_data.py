@@ -12,8 +12,8 @@ from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.ray_cluster import connect
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram
-from sglang_dsl.execution.options import Options
 from sglang_dsl.execution.scope import SCOPE
+from sglang_dsl.interpreter.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.compiler.follow import following
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.execution.options import Options
 from sglang_dsl.interpreter.metering import Meter
+from sglang_dsl.interpreter.options import Options
 from sglang_dsl.interpreter.record import CallLog, records
 from sglang_dsl.interpreter.run import RunInfo
 from sglang_dsl.ir import Sampling

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any, Self
 
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.request_base import set_fields
 from runtime.protocol.requests import batching
 from runtime.protocol.requests.batching import Spread
 from runtime.protocol.requests.many import ManyReq
-from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.sampling import SamplingParams, set_fields
 
 _ITEM_LISTS = frozenset(
     {"rid", "text", "input_ids", "image_data", "video_data", "audio_data", "sampling_params", "lora_path",

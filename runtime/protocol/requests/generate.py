@@ -14,10 +14,10 @@ import msgspec
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
-from runtime.protocol.request_base import set_fields
 from runtime.protocol.requests import batching
 from runtime.protocol.requests.batching import Spread
 from runtime.protocol.requests.many import ManyReq
+from runtime.protocol.sampling import set_fields
 
 
 class GenerateReqInput(ManyReq, forbid_unknown_fields=True):

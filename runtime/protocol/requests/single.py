@@ -14,9 +14,9 @@ from runtime.protocol.adapters import check_name
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, RuntimeFault
 from runtime.protocol.messages import ImageData
-from runtime.protocol.request_base import MAX_NAME_BYTES, new_rid, set_fields
+from runtime.protocol.request_base import MAX_NAME_BYTES, new_rid
 from runtime.protocol.requests.generate import WHOLE, GenerateReqInput, copy_request
-from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.sampling import SamplingParams, set_fields
 
 MAX_CHOICES = 4096
 """Options of one request: the prompt is read with each of them."""

@@ -1,5 +1,4 @@
-from sglang_dsl.backends.crusoe import Crusoe
-
 from sglang_dsl.backends.blocking import SglSamplingParams
+from sglang_dsl.backends.openai import Crusoe
 
 __all__ = ["Crusoe", "SglSamplingParams"]
