@@ -115,14 +115,7 @@ def _read(fields: dict[str, Any], known: dict[tuple[str, int], Any]) -> SingleGe
     shared = {name: known[key] for name, key in held.items() if key in known}
     for name in shared:
         del fields[name]
-    # None is a field's default, but for require_reasoning: then the prompt decides.
-    item = _typed(
-        {
-            name: _plain(value)
-            for name, value in fields.items()
-            if value is not None or name == "require_reasoning"
-        }
-    )
+    item = _typed({name: _plain(value) for name, value in fields.items()})
     for name, value in shared.items():
         setattr(item, name, value)
     for name, key in held.items():
