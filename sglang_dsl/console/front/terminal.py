@@ -36,26 +36,29 @@ class Loop:
         self,
         session: Session,
         screen: Screen,
+        reader: Reader | None = None,
         *,
         chat: bool,
         stays: bool,
         form: Mapping[str, Any] | None = None,
     ) -> None:
-        self._session, self._screen = session, screen
+        """reader: what run() reads lines with; None: the caller reads them and passes each to line()."""
+        self._session, self._screen, self._reader = session, screen, reader
         self._chat, self._stays = chat, stays
         # In a pipe, standard output holds answers alone.
         self._aside = screen.console.file if stays or screen.console.is_terminal else sys.stderr
         options = "".join(f", {name}={value!r}" for name, value in (form or {}).items())
         self._answer = f'assistant(gen("answer"{options}))'
 
-    def run(self, reader: Reader) -> int:
+    def run(self) -> int:
         """Until the user leaves; the exit code. Ctrl-C stops what runs, and never ends it."""
+        assert self._reader is not None
         with held():
             while True:
                 if self._stays:
                     print(file=self._aside)
                 try:
-                    typed = stoppable(reader.read)
+                    typed = stoppable(self._reader.read)
                 except EOFError:
                     if self._stays or sys.stdin.isatty():
                         print(file=self._aside)
@@ -135,17 +138,18 @@ def prompt(place: Place, *, words: Mapping[str, Any], system: str | None = None)
     session, waiting = _open(place, words)
     try:
         screen = Screen(Console(file=sys.stdout))
-        loop = Loop(session, screen, chat=False, stays=interactive)
         if interactive and has_ipython():
             from sglang_dsl.console.front.shell import Shell
 
+            loop = Loop(session, screen, chat=False, stays=True)
             shell = Shell.instance(session, loop.line)  # IPython's key bindings look for the instance
             waiting.append(shell.wake)
             _begin(session, screen, chat=False, system=system)
             return shell.run()
         _begin(session, screen, chat=False, system=system)
         session.ready(screen)
-        return loop.run(Lines(chat=False, names=session.names))
+        reader = Lines(chat=False, names=session.names)
+        return Loop(session, screen, reader, chat=False, stays=interactive).run()
     finally:
         session.close()
 
@@ -162,8 +166,9 @@ def chat(place: Place, *, words: Mapping[str, Any], system: str | None, form: Ma
         _begin(session, screen, chat=True, system=system)
         if reader is None:
             session.ready(screen)
-        loop = Loop(session, screen, chat=True, stays=interactive, form=form)
-        return loop.run(reader or Lines(chat=True))
+        return Loop(
+            session, screen, reader or Lines(chat=True), chat=True, stays=interactive, form=form
+        ).run()
     finally:
         session.close()
 
@@ -217,4 +222,4 @@ def converse(
         screen.console.print(help_line(chat=True), style="dim", highlight=False)
     if system is not None:
         commands.call(session, f"system {system}", None)
-    return Loop(session, screen, chat=True, stays=False, form=form).run(Lines(chat=True, ask=ask))
+    return Loop(session, screen, Lines(chat=True, ask=ask), chat=True, stays=False, form=form).run()
