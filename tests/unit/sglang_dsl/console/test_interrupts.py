@@ -87,7 +87,7 @@ def typed(session: Session, *lines: str) -> str:
     screen = Screen(Console(file=out, width=200), chat=False)
     before, sys.stdout = sys.stdout, out
     try:
-        ended = Loop(session, screen, chat=False, stays=True).run(Lines(*lines))
+        ended = Loop(session, screen, Lines(*lines), chat=False, stays=True).run()
     finally:
         sys.stdout = before
     assert ended == 0, out.getvalue()
