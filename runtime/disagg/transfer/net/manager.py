@@ -375,6 +375,6 @@ class SocketManager(KVManager):
 
     def _lost(self, link: Link, fault: RuntimeFault) -> None:
         level = logging.WARNING if self.sending.live or self.receiving.live else logging.INFO
-        log.log(level, "%s", fault)
+        log.log(level, "%s", str(fault))  # a record that is kept must not keep frames, and the pool in them
         self.sending.lost(link, fault)
         self.receiving.lost(link, fault)
