@@ -17,12 +17,11 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 
-from runtime.formats.chat.budget import TIME_LIMIT_S, Budget, Limit
 from runtime.formats.chat.content import process_content_for_template_format
 from runtime.formats.chat.content_format import ContentFormat, ContentFormats, Messages
 from runtime.formats.chat.render import TemplateLimit
-from runtime.formats.chat.sandbox import Sandbox, run
-from runtime.formats.chat.sandbox_filters import strftime_at
+from runtime.formats.chat.sandbox import TIME_LIMIT_S, Budget, Sandbox, run, strftime_at
+from runtime.formats.chat.sandbox_bounds import Limit
 from runtime.protocol.errors import ModelLoadError, TemplateError
 
 _THINKING = ("enable_thinking", "thinking")
