@@ -123,6 +123,8 @@ def _media(messages: Sequence[Message]) -> Rendered:
     audios: list[str] = []
     modalities: list[str | list[str]] = []
     for index, message in enumerate(messages):
+        if isinstance(message.content, str):
+            continue
         check_parts(message.content, index)
         # The encoding that collects media in any text format.
         process_content_for_template_format(
@@ -184,12 +186,11 @@ def conversation(
     return turns
 
 
-def as_dict(message: Message, index: int = 0, content_format: str = "string") -> dict[str, Any]:
-    """The message as chat templates expect it: tool-call arguments parsed, absent keys omitted.
-    content_format "openai": the template iterates over the parts of the content itself."""
-    converted = process_content_for_template_format(
-        {"role": message.role, "content": message.content}, content_format, [], [], [], [], index=index
-    )
+def _as_dict(message: Message, index: int) -> dict[str, Any]:
+    """The message as chat templates expect it: tool-call arguments parsed, absent keys omitted."""
+    converted: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not isinstance(message.content, str):
+        converted = process_content_for_template_format(converted, "openai", [], [], [], [], index=index)
     if message.name is not None:
         converted["name"] = message.name
     if message.tool_call_id is not None:
@@ -246,7 +247,7 @@ class _Turns:
         begins_raw = messages[0].role == RAW_ROLE
         for index, message in enumerate(messages):
             if message.role != RAW_ROLE:
-                turns.append(as_dict(message, index, "openai"))
+                turns.append(_as_dict(message, index))
                 continue
             if len(turns) > counted:
                 text = self._render(turns)
