@@ -9,17 +9,19 @@ from runtime.config.options import option
 from runtime.protocol.errors import BadRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """For models with images; others ignore them."""
 
-    max_images: int = option(16, "maximum number of images in one request")
-    max_image_bytes: int = option(20 << 20, "maximum size of one encoded image")
+    max_images: int = option(16, "maximum number of images in one request", at_least=1)
+    max_image_bytes: int = option(20 << 20, "maximum size of one encoded image", at_least=1)
     max_image_pixels: int = option(
-        40_000_000, "maximum number of pixels of an image before scaling; checked before it is decoded"
+        40_000_000,
+        "maximum number of pixels of an image before scaling; checked before it is decoded",
+        at_least=1,
     )
     image_cache_tokens: int = option(
-        32_768, "maximum number of image tokens that the model process caches for later steps"
+        32_768, "maximum number of image tokens that the model process caches for later steps", at_least=1
     )
     allowed_media_domains: tuple[str, ...] = option(
         (),
@@ -29,17 +31,10 @@ class ImageOptions:
     allowed_local_media_path: str = option(
         "", "folder whose files requests may name (file:///...). By default none"
     )
-    media_timeout_s: float = option(10.0, "seconds that fetching one image may take")
+    media_timeout_s: float = option(10.0, "seconds that fetching one image may take", positive=True)
 
     def verify_images(self) -> None:
         """Raise BadRequest naming the option and its rule."""
-        for name in ("max_images", "max_image_bytes", "max_image_pixels", "image_cache_tokens"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"must be at least 1, got {getattr(self, name)}", where=name)
-        if not 0 < self.media_timeout_s < float("inf"):
-            raise BadRequest(
-                f"must be a positive number, got {self.media_timeout_s}", where="media_timeout_s"
-            )
         folder = self.allowed_local_media_path
         if folder and not Path(folder).expanduser().is_dir():
             raise BadRequest(f"{folder!r} is not a folder", where="allowed_local_media_path")
