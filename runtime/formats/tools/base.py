@@ -92,7 +92,7 @@ class BaseFormatDetector(ABC):
     """A format. keys: its names. One object serves all replies: it has no state.
 
     To add one: a subclass, or an object of one of the shapes (json_calls, named_calls, tagged, pythonic), in
-    a file of `formats`, and a line in `table`; a separate package has an entry point in the group
+    `formats`, and a line in `table`; a separate package has an entry point in the group
     `sglang_dsl.tool-call.format`.
     """
 
