@@ -6,8 +6,8 @@ It moves media from the parts to the request's lists. It fetches nothing and kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import ImageData
@@ -48,7 +48,8 @@ def process_content_for_template_format(
     reads_media = use_dpsk_v32_encoding or content_format == "openai"
     texts: list[str] = []
     parts: list[dict[str, Any]] = []
-    media: list[_Medium] = []
+    media: list[tuple[str, ImageData | str]] = []
+    part_modalities: list[str | list[str]] = []
     for at, part in enumerate(content):
         if not isinstance(part, dict):
             continue
@@ -57,70 +58,47 @@ def process_content_for_template_format(
         if kind == "text":
             texts.append(_required(part, "text", where))
             parts.append(dict(part))
-        elif reads_media and isinstance(kind, str) and kind in _READERS:
-            read = _READERS[kind](part, where)
-            media.append(read)
-            parts.append({"type": read.slot})
+        elif reads_media and isinstance(kind, str) and kind in MEDIA_SLOTS:
+            slot = MEDIA_SLOTS[kind]
+            media.append((slot, _source(part, kind, where)))
+            parts.append({"type": slot})
+            if (own_modalities := _modalities(part, where)) is not None:
+                part_modalities.append(own_modalities)
     lists: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
-    for one in media:
-        lists[one.slot].append(one.data)
-        if one.modalities is not None:
-            modalities.append(one.modalities)
+    for slot, source in media:
+        lists[slot].append(source)
+    modalities += part_modalities
     as_parts = content_format == "openai" and not use_dpsk_v32_encoding
     return {**kept, "content": parts if as_parts else " ".join(texts)}
 
 
-class _Medium(NamedTuple):
-    slot: str
-    data: ImageData | str
-    modalities: str | list[str] | None
-
-
-def _image(part: Mapping[str, Any], where: str) -> _Medium:
-    """{"image_url": {"url", "detail", "max_dynamic_patch"}}; an input_image may have its URL and detail at
-    the top level."""
-    if part["type"] == "input_image" and isinstance(part.get("image_url"), str):
-        part = {**part, "image_url": {**part, "url": part["image_url"]}}
-    source, source_path = _object(part, "image_url", where)
-    detail = source.get("detail")
-    if not isinstance(detail, str | None):
-        raise _malformed("detail", "a string", detail, source_path)
-    patches = source.get("max_dynamic_patch")
-    if patches is not None and (type(patches) is not int or patches < 1):
-        raise _malformed("max_dynamic_patch", "a positive integer", patches, source_path)
-    url = _required(source, "url", source_path)
-    return _Medium("image", ImageData(url, detail or "auto", patches), _modalities(part, where))
-
-
-def _video(part: Mapping[str, Any], where: str) -> _Medium:
-    source, source_path = _object(part, "video_url", where)
-    return _Medium("video", _required(source, "url", source_path), _modalities(part, where))
-
-
-def _audio(part: Mapping[str, Any], where: str) -> _Medium:
-    source, source_path = _object(part, "audio_url", where)
-    return _Medium("audio", _required(source, "url", source_path), _modalities(part, where))
-
-
-def _input_audio(part: Mapping[str, Any], where: str) -> _Medium:
-    """{"input_audio": {"data": base64, "format": "wav"}}, converted to a data URI."""
-    source, source_path = _object(part, "input_audio", where)
-    data = _required(source, "data", source_path)
-    if not data.startswith(("data:", "http://", "https://", "file://")):
-        form = source.get("format")
-        if not isinstance(form, str | None):
-            raise _malformed("format", "a string", form, source_path)
-        data = f"data:audio/{form or 'wav'};base64,{data}"
-    return _Medium("audio", data, _modalities(part, where))
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, Any], str], _Medium]] = {
-    "image_url": _image,
-    "input_image": _image,
-    "video_url": _video,
-    "audio_url": _audio,
-    "input_audio": _input_audio,
-}
+def _source(part: Mapping[str, Any], kind: str, where: str) -> ImageData | str:
+    """The source of a part with media. An input_image may have its URL and detail at the top level, and an
+    input_audio {"data": base64, "format": "wav"} becomes a data URI."""
+    if kind == "input_image":
+        kind = "image_url"
+        if isinstance(part.get(kind), str):
+            part = {kind: {**part, "url": part[kind]}}
+    source = part.get(kind)
+    if not isinstance(source, dict):
+        raise _malformed(kind, "an object", source, where)
+    where = f"{where}.{kind}"
+    if kind == "image_url":
+        detail, patches = source.get("detail"), source.get("max_dynamic_patch")
+        if not isinstance(detail, str | None):
+            raise _malformed("detail", "a string", detail, where)
+        if patches is not None and (type(patches) is not int or patches < 1):
+            raise _malformed("max_dynamic_patch", "a positive integer", patches, where)
+        return ImageData(_required(source, "url", where), detail or "auto", patches)
+    if kind != "input_audio":
+        return _required(source, "url", where)
+    data = _required(source, "data", where)
+    if data.startswith(("data:", "http://", "https://", "file://")):
+        return data
+    form = source.get("format")
+    if not isinstance(form, str | None):
+        raise _malformed("format", "a string", form, where)
+    return f"data:audio/{form or 'wav'};base64,{data}"
 
 
 MEDIA_SLOTS: Mapping[str, str] = {
@@ -140,8 +118,8 @@ def check_parts(content: Any, index: int) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        got = type(content).__name__
-        raise BadRequest(f"must be a text or a list of parts, got {got}", where=f"messages[{index}].content")
+        problem = f"must be a text or a list of parts, got {type(content).__name__}"
+        raise BadRequest(problem, where=f"messages[{index}].content")
     for at, part in enumerate(content):
         where = f"messages[{index}].content[{at}]"
         if not isinstance(part, dict):
@@ -184,13 +162,6 @@ def _modalities(part: Mapping[str, Any], where: str) -> str | list[str] | None:
             raise _malformed("modalities", "a string or a list of strings", other, where)
 
 
-def _object(part: Mapping[str, Any], key: str, where: str) -> tuple[Mapping[str, Any], str]:
-    value = part.get(key)
-    if not isinstance(value, dict):
-        raise _malformed(key, "an object", value, where)
-    return value, f"{where}.{key}"
-
-
 def _required(source: Mapping[str, Any], key: str, where: str) -> str:
     value = source.get(key)
     if not isinstance(value, str):
@@ -200,8 +171,8 @@ def _required(source: Mapping[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _malformed(key: str, expected: str, got: Any, where: str) -> BadRequest:
-    problem = "it is missing" if got is None else f"got {type(got).__name__}"
+def _malformed(key: str, expected: str, value: Any, where: str) -> BadRequest:
+    problem = "it is missing" if value is None else f"got {type(value).__name__}"
     return BadRequest(f'"{key}" must be {expected}; {problem}', where=where, hint=_SHAPES.get(key))
 
 
