@@ -27,7 +27,7 @@ class EncoderNames:
     number. Each name stands for a `.weight` (and a `.bias`, except for embedding tables). token_types: None
     if there are none. `ignored`: suffixes of tensors that vectors do not need."""
 
-    words: str = "embeddings.word_embeddings"
+    tokens: str = "embeddings.word_embeddings"
     positions: str = "embeddings.position_embeddings"
     token_types: str | None = "embeddings.token_type_embeddings"
     embedding_norm: str = "embeddings.LayerNorm"

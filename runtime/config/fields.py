@@ -23,9 +23,9 @@ class Fields:
     getters use."""
 
     def __init__(
-        self, values: Mapping[str, Any], where: str, renamed: Mapping[str, str] = MappingProxyType({})
+        self, values: Mapping[str, Any], source: str, renamed: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self.values, self.where, self._renamed = values, where, renamed
+        self.values, self.source, self._renamed = values, source, renamed
 
     @classmethod
     def read(cls, path: Path) -> Fields:
@@ -53,7 +53,7 @@ class Fields:
         return cls(values, str(path))
 
     def fail(self, message: str, hint: str | None = None) -> ModelLoadError:
-        return ModelLoadError(message, where=self.where, hint=hint)
+        return ModelLoadError(message, where=self.source, hint=hint)
 
     def has(self, name: str) -> bool:
         """Whether the field exists and is not null."""
@@ -132,4 +132,4 @@ class Fields:
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.fail(f"{name!r} must be an object, got {value!r}")
-        return Fields(value, f"{self.where} [{name}]")
+        return Fields(value, f"{self.source} [{name}]")

@@ -178,23 +178,23 @@ def with_key(config: C) -> C:
 
 
 def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
-    where = str(path)
+    source = str(path)
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise BadRequest(f"cannot be read: {_reason(error)}", where=where) from error
+        raise BadRequest(f"cannot be read: {_reason(error)}", where=source) from error
     if len(data) > MAX_FILE_BYTES:
-        raise BadRequest(f"is larger than {MAX_FILE_BYTES} bytes", where=where)
+        raise BadRequest(f"is larger than {MAX_FILE_BYTES} bytes", where=source)
     try:
         content = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(f"is not YAML: {' '.join(str(error).split())}", where=where) from error
+        raise BadRequest(f"is not YAML: {' '.join(str(error).split())}", where=source) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise BadRequest(
-            f"must contain `option: value` lines, contains a {type(content).__name__}", where=where
+            f"must contain `option: value` lines, contains a {type(content).__name__}", where=source
         )
     known = {one.name: one for _, config in groups for one in options_of(config)}
     values: dict[str, Any] = {}
@@ -202,9 +202,9 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in known:
             hint = near(name, known, "see --help for all")
-            raise BadRequest(f"unknown option {str(key)!r:.80}", where=where, hint=hint)
+            raise BadRequest(f"unknown option {str(key)!r:.80}", where=source, hint=hint)
         if name in values:
-            raise BadRequest(f"the option {name!r} occurs twice", where=where)
+            raise BadRequest(f"the option {name!r} occurs twice", where=source)
         values[name] = value
     return values
 
@@ -233,10 +233,10 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
 
 
 def _check_slip(variable: str, known: Collection[str]) -> None:
-    own = {name.removeprefix(ENV_PREFIX): name for name in known}
-    matches = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), own, n=1, cutoff=SLIP)
+    names = {name.removeprefix(ENV_PREFIX): name for name in known}
+    matches = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), names, n=1, cutoff=SLIP)
     if matches:
-        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {own[matches[0]]}?")
+        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {names[matches[0]]}?")
 
 
 def _variable(name: str) -> str:

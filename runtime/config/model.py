@@ -256,7 +256,7 @@ def _family(fields: Fields) -> tuple[str, Family]:
 
 def _decoder_fields(fields: Fields, family: Family) -> Fields:
     """The fields of the decoder's part, with missing ones filled in."""
-    values, where = fields.values, fields.where
+    values, source = fields.values, fields.source
     if family.text:
         part = fields.child(family.text)
         if not part.values and family.flat:
@@ -264,9 +264,9 @@ def _decoder_fields(fields: Fields, family: Family) -> Fields:
         if not part.values:
             raise fields.fail(f"the field {family.text!r} is missing")
         whole = {name: values[name] for name in _OF_THE_WHOLE if values.get(name) is not None}
-        values, where = {**part.values, **whole}, part.where
+        values, source = {**part.values, **whole}, part.source
     missing = {name: value for name, value in family.defaults.items() if values.get(name) is None}
-    return Fields({**values, **missing}, where, family.renamed)
+    return Fields({**values, **missing}, source, family.renamed)
 
 
 def _activation(fields: Fields) -> str:
@@ -328,7 +328,7 @@ class _Ropes:
             return self._read(rope.child(kind), None)
         if kind == "sliding_attention" and local is not None and name == "rope_scaling":
             return self._read(
-                Fields({}, fields.where), fields.number(local[0], *_default(local[1]), above=1.0)
+                Fields({}, fields.source), fields.number(local[0], *_default(local[1]), above=1.0)
             )
         return self._read(rope, None)
 

@@ -42,8 +42,7 @@ def option(
 def options_of(config: type[Any]) -> list[Field[Any]]:
     """The option fields of a config in the order of the help; those of its base classes come last."""
     options = [one for one in fields(config) if "help" in one.metadata]
-    own = config.__annotations__
-    return sorted(options, key=lambda one: (one.name not in LEADING, one.name not in own))
+    return sorted(options, key=lambda one: (one.name not in LEADING, one.name not in config.__annotations__))
 
 
 def check(config: Any) -> None:
@@ -115,19 +114,19 @@ def near(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {match!r}?" if match else otherwise
 
 
-def read(config: type[T], options: Mapping[str, Any], where: str) -> T:
+def read(config: type[T], options: Mapping[str, Any], label: str) -> T:
     """The config with these options. Raises BadRequest for an unknown name, or a value of the wrong type or
     out of range."""
     known = {one.name: one for one in options_of(config)}
     for name in options:
         if name not in known:
             hint = near(name, known, "`python -m runtime serve --help` lists the options")
-            raise BadRequest(f"unknown option {name!r:.80}", where=where, hint=hint)
+            raise BadRequest(f"unknown option {name!r:.80}", where=label, hint=hint)
     try:
         config_read = msgspec.convert(dict(options), config)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        raise BadRequest(message.replace("`$.", "`"), where=path.rstrip("`") or where) from error
+        raise BadRequest(message.replace("`$.", "`"), where=path.rstrip("`") or label) from error
     check(config_read)
     return config_read
 

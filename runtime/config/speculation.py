@@ -87,8 +87,8 @@ class SpeculationOptions:
                 hint="--speculative-draft-model-path",
             )
         if name == "NGRAM" and (model is not None or steps is not None):
-            where = f"speculative_{'num_steps' if model is None else 'draft_model_path'}"
-            raise BadRequest("NGRAM has no draft model", where=where, hint="leave it out")
+            option_name = "speculative_num_steps" if model is None else "speculative_draft_model_path"
+            raise BadRequest("NGRAM has no draft model", where=option_name, hint="leave it out")
         if steps is not None and tokens is not None and steps != tokens - 1:
             raise BadRequest(
                 f"must be speculative_num_draft_tokens - 1 = {tokens - 1}, got {steps}",
@@ -106,17 +106,17 @@ class SpeculationOptions:
         return SpeculationConfig(name, drafts or DEFAULT_DRAFTS[name], least, most)
 
 
-def draft_spec(spec: ModelSpec, where: str) -> tuple[Path, ModelSpec]:
-    """The checkpoint at `where`, and its shape. Raises ModelLoadError if it cannot draft for a model like
+def draft_spec(spec: ModelSpec, draft: str) -> tuple[Path, ModelSpec]:
+    """The checkpoint `draft`, and its shape. Raises ModelLoadError if it cannot draft for a model like
     `spec`."""
-    folder = find_checkpoint(where)
+    folder = find_checkpoint(draft)
     small = read_spec(folder)
     if not isinstance(small, ModelSpec):
-        raise ModelLoadError("a draft model must be a decoder, this is an encoder", where=where)
+        raise ModelLoadError("a draft model must be a decoder, this is an encoder", where=draft)
     if small.vocab_size != spec.vocab_size:
         raise ModelLoadError(
             f"the draft model has {small.vocab_size} ids, the model {spec.vocab_size}",
-            where=where,
+            where=draft,
             hint="they must share their vocabulary: take one of the same family",
         )
     return folder, small

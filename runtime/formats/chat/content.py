@@ -54,16 +54,16 @@ def process_content_for_template_format(
         if not isinstance(part, dict):
             continue
         kind = part.get("type")
-        where = f"content[{at}]" if index is None else f"messages[{index}].content[{at}]"
+        path = f"content[{at}]" if index is None else f"messages[{index}].content[{at}]"
         if kind == "text":
-            texts.append(_required(part, "text", where))
+            texts.append(_required(part, "text", path))
             parts.append(dict(part))
         elif reads_media and isinstance(kind, str) and kind in MEDIA_SLOTS:
             slot = MEDIA_SLOTS[kind]
-            media.append((slot, _source(part, kind, where)))
+            media.append((slot, _source(part, kind, path)))
             parts.append({"type": slot})
-            if (own_modalities := _modalities(part, where)) is not None:
-                part_modalities.append(own_modalities)
+            if (one := _modalities(part, path)) is not None:
+                part_modalities.append(one)
     lists: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
     for slot, source in media:
         lists[slot].append(source)
@@ -72,7 +72,7 @@ def process_content_for_template_format(
     return {**kept, "content": parts if as_parts else " ".join(texts)}
 
 
-def _source(part: Mapping[str, Any], kind: str, where: str) -> ImageData | str:
+def _source(part: Mapping[str, Any], kind: str, path: str) -> ImageData | str:
     """The source of a part with media. An input_image may have its URL and detail at the top level, and an
     input_audio {"data": base64, "format": "wav"} becomes a data URI."""
     if kind == "input_image":
@@ -81,23 +81,23 @@ def _source(part: Mapping[str, Any], kind: str, where: str) -> ImageData | str:
             part = {kind: {**part, "url": part[kind]}}
     source = part.get(kind)
     if not isinstance(source, dict):
-        raise _malformed(kind, "an object", source, where)
-    where = f"{where}.{kind}"
+        raise _malformed(kind, "an object", source, path)
+    path = f"{path}.{kind}"
     if kind == "image_url":
         detail, patches = source.get("detail"), source.get("max_dynamic_patch")
         if not isinstance(detail, str | None):
-            raise _malformed("detail", "a string", detail, where)
+            raise _malformed("detail", "a string", detail, path)
         if patches is not None and (type(patches) is not int or patches < 1):
-            raise _malformed("max_dynamic_patch", "a positive integer", patches, where)
-        return ImageData(_required(source, "url", where), detail or "auto", patches)
+            raise _malformed("max_dynamic_patch", "a positive integer", patches, path)
+        return ImageData(_required(source, "url", path), detail or "auto", patches)
     if kind != "input_audio":
-        return _required(source, "url", where)
-    data = _required(source, "data", where)
+        return _required(source, "url", path)
+    data = _required(source, "data", path)
     if data.startswith(("data:", "http://", "https://", "file://")):
         return data
     form = source.get("format")
     if not isinstance(form, str | None):
-        raise _malformed("format", "a string", form, where)
+        raise _malformed("format", "a string", form, path)
     return f"data:audio/{form or 'wav'};base64,{data}"
 
 
@@ -121,15 +121,15 @@ def check_parts(content: Any, index: int) -> None:
         problem = f"must be a text or a list of parts, got {type(content).__name__}"
         raise BadRequest(problem, where=f"messages[{index}].content")
     for at, part in enumerate(content):
-        where = f"messages[{index}].content[{at}]"
+        path = f"messages[{index}].content[{at}]"
         if not isinstance(part, dict):
             raise BadRequest(
-                f"must be an object, got {type(part).__name__}", where=where, hint=_SHAPES["text"]
+                f"must be an object, got {type(part).__name__}", where=path, hint=_SHAPES["text"]
             )
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in PART_TYPES:
             problem = "has no type" if kind is None else f"is of the unknown type {kind!r:.60}"
-            raise BadRequest(f"the part {problem}; known: {', '.join(PART_TYPES)}", where=where)
+            raise BadRequest(f"the part {problem}; known: {', '.join(PART_TYPES)}", where=path)
 
 
 def check_media(content: Any, index: int, takes: Container[str]) -> None:
@@ -150,7 +150,7 @@ def check_media(content: Any, index: int, takes: Container[str]) -> None:
             )
 
 
-def _modalities(part: Mapping[str, Any], where: str) -> str | list[str] | None:
+def _modalities(part: Mapping[str, Any], path: str) -> str | list[str] | None:
     match part.get("modalities"):
         case None | "" | []:
             return None
@@ -159,21 +159,21 @@ def _modalities(part: Mapping[str, Any], where: str) -> str | list[str] | None:
         case [*several] if all(isinstance(one, str) for one in several):
             return list(several)
         case other:
-            raise _malformed("modalities", "a string or a list of strings", other, where)
+            raise _malformed("modalities", "a string or a list of strings", other, path)
 
 
-def _required(source: Mapping[str, Any], key: str, where: str) -> str:
+def _required(source: Mapping[str, Any], key: str, path: str) -> str:
     value = source.get(key)
     if not isinstance(value, str):
-        raise _malformed(key, "a string", value, where)
+        raise _malformed(key, "a string", value, path)
     if not value and key != "text":
-        raise BadRequest(f'"{key}" is empty', where=where)
+        raise BadRequest(f'"{key}" is empty', where=path)
     return value
 
 
-def _malformed(key: str, expected: str, value: Any, where: str) -> BadRequest:
+def _malformed(key: str, expected: str, value: Any, path: str) -> BadRequest:
     problem = "it is missing" if value is None else f"got {type(value).__name__}"
-    return BadRequest(f'"{key}" must be {expected}; {problem}', where=where, hint=_SHAPES.get(key))
+    return BadRequest(f'"{key}" must be {expected}; {problem}', where=path, hint=_SHAPES.get(key))
 
 
 _SHAPES: Mapping[str, str] = {

@@ -24,7 +24,7 @@ from runtime.formats.chat.sandbox_bounds import Limit
 from runtime.protocol.errors import TemplateError
 
 _THINKING = ("enable_thinking", "thinking")
-_OWN = ("messages", "tools", "add_generation_prompt")
+_RESERVED = ("messages", "tools", "add_generation_prompt")
 """Variables for which a request has its own fields."""
 _PROBE_TIME_S = 0.2
 _A_TOOL: Mapping[str, Any] = {
@@ -127,10 +127,10 @@ class JinjaChatTemplate:
     ) -> str:
         """The text of `messages` (role, content, ...). A content of parts is converted to the template's
         format. Raises TemplateError with the template's message and the line."""
-        for own in _OWN:
-            if own in (template_kwargs or {}):
+        for name in _RESERVED:
+            if name in (template_kwargs or {}):
                 raise TemplateError(
-                    f"cannot set {own!r}", where="template_kwargs", hint="it has its own field"
+                    f"cannot set {name!r}", where="template_kwargs", hint="it has its own field"
                 )
         name = self._pick(bool(tools))
         context = {

@@ -152,7 +152,7 @@ class _Splitter:
                 reader.reset()
             if distance is not None:
                 return (yield from reader.starts(triggers))
-            if reader.over:
+            if reader.ended:
                 self._add_content(reader.take(reader.left))
                 if not self._calls.count:
                     self._content += self._blank
@@ -163,7 +163,11 @@ class _Splitter:
         """The distance to a trigger, before the one at `distance`, that needs more text to decide whether it
         counts."""
         reader = self._reader
-        if self._unsure is None or reader.over or (distance is not None and reader.left - distance > _WIDEST):
+        if (
+            self._unsure is None
+            or reader.ended
+            or (distance is not None and reader.left - distance > _WIDEST)
+        ):
             return None
         match = self._unsure.search(reader.text, max(reader.at, len(reader.text) - _WIDEST))
         if match is None or (distance is not None and match.start() - reader.at >= distance):

@@ -83,7 +83,7 @@ class PythonicCalls(BaseFormatDetector):
         while True:
             match = NAME.match(reader.text, reader.at + skip)
             size = match.end() - reader.at if match else skip
-            if size < reader.left or reader.over or size > skip + 256:
+            if size < reader.left or reader.ended or size > skip + 256:
                 return size > skip and reader.text[reader.at + size : reader.at + size + 1] == "("
             yield
 

@@ -146,7 +146,7 @@ class TaggedCalls(BaseFormatDetector):
     def _ends_here(self, reader: Reader, skip: int) -> Reading[bool]:
         """Whether the text after the end of a call is valid there."""
         skip += yield from reader.width_of_blank(skip)
-        if reader.over and reader.left == skip:
+        if reader.ended and reader.left == skip:
             return True
         after = _nonempty(self.end.strip(), self.opener, self.begin.strip(), self.tail)
         return bool((yield from reader.starts(after, skip)))
@@ -158,7 +158,7 @@ class TaggedCalls(BaseFormatDetector):
             key, separator, _ = reader.text[reader.at + start : reader.at + start + LONGEST_NAME].partition(
                 end
             )
-            if separator or reader.over or len(key) >= LONGEST_NAME:
+            if separator or reader.ended or len(key) >= LONGEST_NAME:
                 return bool(separator) and property_of(tool, key.strip()) is not None
             yield
 
