@@ -144,18 +144,17 @@ class ReasoningMarks(Marks):
         """Whether the end of the prompt closes the reasoning, so that the output begins with the answer."""
         return prompt.rstrip().endswith(self.close)
 
-
-def find(ids: Sequence[int], sequence: Sequence[int], start: int = 0) -> int | None:
-    """The end of the first `sequence` in `ids` from `start` on; None if there is none."""
-    size, first = len(sequence), sequence[0]
-    while True:
-        try:
-            start = ids.index(first, start)
-        except ValueError:
-            return None
-        if tuple(ids[start : start + size]) == tuple(sequence):
-            return start + size
-        start += 1
+    def end_in(self, ids: Sequence[int], start: int = 0) -> int | None:
+        """The end of the first close_ids in `ids` from `start` on; None if there are none."""
+        size = len(self.close_ids)
+        while True:
+            try:
+                start = ids.index(self.close_ids[0], start)
+            except ValueError:
+                return None
+            if tuple(ids[start : start + size]) == self.close_ids:
+                return start + size
+            start += 1
 
 
 def marks_of(
