@@ -13,8 +13,8 @@ from runtime.config.checkpoints import find_checkpoint
 from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
 from runtime.config.model import ModelSpec
 from runtime.config.options import Config, hand, option
-from runtime.config.parts.images import ImageOptions
 from runtime.config.parts.quantization import check_wish
+from runtime.config.parts.vision import ImageOptions
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
 from runtime.config.runner import RunnerConfig, RunnerOptions, read_adapters
 from runtime.config.scheduler import SchedulerConfig, SchedulerOptions
