@@ -7,7 +7,6 @@ Names, types and help come from the configs. It starts nothing.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 import types
@@ -24,6 +23,7 @@ from runtime.config.options import choices_of, default_of, help_of, is_secret, n
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
+from runtime.protocol import registry
 from runtime.protocol.console import DISTRIBUTION, version
 from runtime.protocol.errors import BadRequest
 
@@ -49,7 +49,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "allowed_hosts": ("--allow-host",),
 }  # fmt: skip
 """Other flags for the same option."""
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_KEY = ("api_key", "api_key_file")
+"""Two ways to give one thing: a stronger source's replaces both of a weaker one."""
+_TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE = ("none", "null")
 
 
@@ -134,30 +136,15 @@ def read_values(
         raise BadRequest(f"unknown argument {unknown[0]!r}", where="command line", hint=hint)
     from_flags = vars(namespace)
     file = from_flags.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
-    values = {
-        **(_from_file(Path(file), groups) if file else {}),
-        **_from_environment(environment, groups),
-        **from_flags,
-    }
-    values = _key_once(values, from_flags, environment)
+    values = _from_file(Path(file), groups) if file else {}
+    for stronger in (_from_environment(environment, groups), from_flags):
+        if any(stronger.get(name) is not None for name in _KEY):
+            values = {name: value for name, value in values.items() if name not in _KEY}
+        values = {**values, **stronger}
     return {
         title: {one.name: values[one.name] for one in options_of(config) if one.name in values}
         for title, config in groups
     }
-
-
-def _key_once(
-    values: dict[str, Any], from_flags: Mapping[str, Any], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """Key and key file are two ways to give one thing: the one from the stronger source wins."""
-    names = ("api_key", "api_key_file")
-    if not all(values.get(name) is not None for name in names):
-        return values
-    for source in (from_flags, {name: environment.get(_variable(name)) for name in names}):
-        here = [name for name in names if source.get(name) is not None]
-        if here:
-            return {name: value for name, value in values.items() if name not in names or name in here}
-    return values
 
 
 def with_key(config: C) -> C:
@@ -234,9 +221,9 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
 
 def _check_slip(variable: str, known: Collection[str]) -> None:
     names = {name.removeprefix(ENV_PREFIX): name for name in known}
-    matches = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), names, n=1, cutoff=SLIP)
-    if matches:
-        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {names[matches[0]]}?")
+    match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, SLIP)
+    if match is not None:
+        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {names[match]}?")
 
 
 def _variable(name: str) -> str:
@@ -276,9 +263,9 @@ def _number(text: str, kind: Any) -> int | float:
 
 def _truth(text: str) -> bool:
     word = text.strip().lower()
-    if word in _YES or word in _NO:
-        return word in _YES
-    raise ValueError(f"must be one of {', '.join((*_YES, *_NO))}, got {text!r}")
+    if word not in _TRUTHS:
+        raise ValueError(f"must be one of {', '.join(_TRUTHS)}, got {text!r}")
+    return _TRUTHS[word]
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -4,6 +4,9 @@ available after each.
 Every character is processed once. A value that was shown never changes: a number, `true`, `false` or `null`
 appears when it has ended, a name with the beginning of its value, a string character by character without
 half an escape or half a surrogate pair. The grammar is RFC 8259's. It knows no schema and no tokens.
+
+jiter's partial mode reads the whole text again for each piece: for a text of 20 kB in pieces of four
+characters that takes 84 us a piece, and this 7.
 """
 
 from __future__ import annotations

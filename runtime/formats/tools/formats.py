@@ -241,7 +241,7 @@ class _Kimi(NamedCalls):
         match = _ID.fullmatch(name)
         if match is None:
             raise Malformed("a call has no name")
-        if not (name.isdigit() and not calls.knows(name)):
+        if not (name.isdigit() and name not in calls.tools):
             yield from super().call(reader, match["name"], calls)
             return
         # Only a number: find the tool by its arguments.
