@@ -131,3 +131,21 @@ class BaseFormatDetector(ABC):
 
     def has_tool_call(self, text: str) -> bool:
         return any(trigger in text for trigger in self.triggers)
+
+
+class WrittenCalls(BaseFormatDetector):
+    """A format that writes each call as a text of its own, with `around` around and between them."""
+
+    @abstractmethod
+    def written(self, number: int, call: Call) -> str:
+        """One call; `number`: its index in the reply."""
+
+    def render(self, calls: Sequence[Call]) -> str:
+        begin, separator, end = self.around
+        written = separator.join(self.written(number, call) for number, call in enumerate(calls))
+        return f"{begin}{written}{end}" if calls else ""
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        begin, end = self.written(0, Call(tool.name, {})).rsplit("{}", 1)
+        content = {"type": "json_schema", "json_schema": schema}
+        return {"type": "tag", "begin": begin, "content": content, "end": end}
