@@ -29,7 +29,7 @@ _RUN: Final = re.compile(
 _CUT_ESCAPE: Final = re.compile(
     rf"\\(?:u[0-9a-fA-F]{{0,3}})?|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?"
 )
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_SPACE: Final = re.compile(r"[ \t\n\r]+")
 _DIGITS: Final = re.compile(r"[-+.0-9eE]+")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _LITERALS: Final[dict[str, tuple[str, bool | None]]] = {
@@ -45,6 +45,7 @@ _EXPECTED: Final = {
     _COLON: "':'", _AFTER: "',' or an end",
 }  # fmt: skip
 _INSIDE: Final = {_STRING: "a string", _IN_NAME: "a name", _IN_NUMBER: "a number", _IN_WORD: "a word"}
+_WITHIN: Final = frozenset(_INSIDE)
 _NOTHING: Final = object()
 
 
@@ -135,6 +136,9 @@ class JsonStream:
         steps, at, end = self._steps, 0, len(text)
         try:
             while at < end:
+                if self._mode not in _WITHIN and (space := _SPACE.match(text, at)) is not None:
+                    at = space.end()
+                    continue
                 if (after := steps[self._mode](text, at)) == _WAIT:
                     self._rest = text[at:]
                     break
@@ -178,8 +182,6 @@ class JsonStream:
         elif char in _LITERALS:
             self._mode = _IN_WORD
             return at
-        elif char in " \t\n\r":
-            return _past_space(text, at)
         elif char == "]" and self._mode == _ITEM:
             self._leave()
         else:
@@ -190,8 +192,6 @@ class JsonStream:
         char = text[at]
         if char == '"':
             self._mode = _IN_NAME
-        elif char in " \t\n\r":
-            return _past_space(text, at)
         elif char == "}" and self._mode == _KEY:
             self._leave()
         else:
@@ -199,20 +199,15 @@ class JsonStream:
         return at + 1
 
     def _colon(self, text: str, at: int) -> int:
-        char = text[at]
-        if char == ":":
-            self._mode = _VALUE
-            return at + 1
-        if char not in " \t\n\r":
-            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
-        return _past_space(text, at)
+        if text[at] != ":":
+            raise _Wrong(f"{text[at]!r} stands where {self._expected()}", at)
+        self._mode = _VALUE
+        return at + 1
 
     def _after(self, text: str, at: int) -> int:
         char, inside = text[at], self._open[-1]
         if char == ",":
             self._mode = _NAME if isinstance(inside, dict) else _VALUE
-        elif char in " \t\n\r":
-            return _past_space(text, at)
         elif char == ("}" if isinstance(inside, dict) else "]"):
             self._leave()
         else:
@@ -220,9 +215,7 @@ class JsonStream:
         return at + 1
 
     def _done(self, text: str, at: int) -> int:
-        if text[at] not in " \t\n\r":
-            raise _Wrong("there is text after the end", at)
-        return _past_space(text, at)
+        raise _Wrong("there is text after the end", at)
 
     def _string(self, text: str, at: int) -> int:
         match = _RUN.match(text, at)
@@ -357,11 +350,6 @@ def _unescaped(run: str) -> str:
         return run
     text: str = json.loads(f'"{run}"')
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _past_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
 
 
 def is_prefix(partial: Any, final: Any) -> bool:
