@@ -21,11 +21,12 @@ MAX_DEPTH: Final = 1000
 
 _HIGH: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 """The first half of a surrogate pair. It is complete with the second half, or with a text that is none."""
-_RUN: Final = re.compile(
-    r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+_PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
+_ESCAPES: Final = re.compile(
+    r'(?:\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
     rf"|{_HIGH}(?:\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|(?=[^\\]|\\[^u]|\\u(?:[^dD]|[dD][^c-fC-F]))))+"
 )
-"""Characters of a string, and complete escapes."""
+"""Complete escapes."""
 _CUT_ESCAPE: Final = re.compile(
     rf"\\(?:u[0-9a-fA-F]{{0,3}})?|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?"
 )
@@ -218,10 +219,12 @@ class JsonStream:
         raise _Wrong("there is text after the end", at)
 
     def _string(self, text: str, at: int) -> int:
-        match = _RUN.match(text, at)
-        if match is not None:
-            self._parts.append(_unescaped(match[0]))
-            return match.end()
+        if (plain := _PLAIN.match(text, at)) is not None:
+            self._parts.append(plain[0])
+            return plain.end()
+        if (escapes := _ESCAPES.match(text, at)) is not None:
+            self._parts.append(_unescaped(escapes[0]))
+            return escapes.end()
         if text[at] == '"':
             self._end_string()
             return at + 1
@@ -344,11 +347,9 @@ class _Wrong(Exception):
         self.what, self.at = what, at
 
 
-def _unescaped(run: str) -> str:
-    """The characters of a run. Half of a surrogate pair is not a character."""
-    if "\\" not in run:
-        return run
-    text: str = json.loads(f'"{run}"')
+def _unescaped(escapes: str) -> str:
+    """Their characters. Half of a surrogate pair is none."""
+    text: str = json.loads(f'"{escapes}"')
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
