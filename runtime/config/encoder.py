@@ -7,15 +7,11 @@ computed. To add a family: one file under runtime/models/ with an EncoderFamily 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeAlias
 
-from runtime.config.family import ARCHITECTURES
 from runtime.config.fields import Fields
-from runtime.config.model import ModelSpec, activation_of, dtype_of
+from runtime.config.model import activation_of, dtype_of
 from runtime.protocol.registry import Registry
 
 _SCORE_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
@@ -108,28 +104,9 @@ class EncoderSpec:
         return self.labels or self.hidden_size
 
 
-AnySpec: TypeAlias = ModelSpec | EncoderSpec
-
-
-def read_spec(path: str | Path) -> AnySpec:
-    """The shape of the checkpoint in `path`: a decoder's or an encoder's. Raises ModelLoadError: see
-    ModelSpec.from_dir."""
-    config = Path(os.path.expanduser(path)) / "config.json"
-    if not config.is_file():
-        return ModelSpec.from_dir(path)  # raises the error
-    fields = Fields.read(config)
-    names = fields.names("architectures")
-    if names and names[0] in ENCODERS:
-        return _spec(names[0], ENCODERS.load(names[0]), fields)
-    if names and names[0] not in ARCHITECTURES:
-        raise fields.fail(
-            f"unknown architecture {names[0]!r}",
-            f"known: decoders {', '.join(ARCHITECTURES)}; encoders {', '.join(ENCODERS)}",
-        )
-    return ModelSpec.from_dir(path)
-
-
-def _spec(architecture: str, family: EncoderFamily, fields: Fields) -> EncoderSpec:
+def encoder_spec(architecture: str, fields: Fields) -> EncoderSpec:
+    """From config.json. Raises ModelLoadError."""
+    family = ENCODERS.load(architecture)
     _refuse_unsupported(fields)
     fields = Fields(fields.values, fields.source, family.renamed)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from runtime.config.checkpoints import find_checkpoint
-from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
+from runtime.config.checkpoints import AnySpec, draft_spec, find_checkpoint, read_spec
+from runtime.config.encoder import EncoderSpec
 from runtime.config.model import ModelSpec
 from runtime.config.options import Config, hand, option
 from runtime.config.parts.quantization import check_wish
@@ -19,7 +19,7 @@ from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pool
 from runtime.config.runner import RunnerConfig, RunnerOptions, read_adapters
 from runtime.config.scheduler import SchedulerConfig, SchedulerOptions
 from runtime.config.shards import check_ranks
-from runtime.config.speculation import SpeculationOptions, draft_spec
+from runtime.config.speculation import SpeculationOptions
 from runtime.protocol.errors import BadRequest
 
 PASS_SHARE = 0.8

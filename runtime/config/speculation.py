@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from runtime.config.checkpoints import find_checkpoint
-from runtime.config.encoder import read_spec
-from runtime.config.model import ModelSpec
 from runtime.config.options import option
-from runtime.protocol.errors import BadRequest, ModelLoadError
+from runtime.protocol.errors import BadRequest
 from runtime.protocol.server_names import SPECULATION
 
 ALGORITHMS = SPECULATION
@@ -104,19 +100,3 @@ class SpeculationOptions:
             )
         drafts = steps if tokens is None else tokens - 1
         return SpeculationConfig(name, drafts or DEFAULT_DRAFTS[name], least, most)
-
-
-def draft_spec(spec: ModelSpec, draft: str) -> tuple[Path, ModelSpec]:
-    """The checkpoint `draft`, and its shape. Raises ModelLoadError if it cannot draft for a model like
-    `spec`."""
-    folder = find_checkpoint(draft)
-    small = read_spec(folder)
-    if not isinstance(small, ModelSpec):
-        raise ModelLoadError("a draft model must be a decoder, this is an encoder", where=draft)
-    if small.vocab_size != spec.vocab_size:
-        raise ModelLoadError(
-            f"the draft model has {small.vocab_size} ids, the model {spec.vocab_size}",
-            where=draft,
-            hint="they must share their vocabulary: take one of the same family",
-        )
-    return folder, small
