@@ -12,8 +12,8 @@ from typing import Self
 from runtime.config.checkpoints import AnySpec, draft_spec, find_checkpoint, read_spec
 from runtime.config.encoder import EncoderSpec
 from runtime.config.model import ModelSpec
-from runtime.config.options import Config, hand, option
-from runtime.config.parts.quantization import check_wish
+from runtime.config.options import Config, config_from, option
+from runtime.config.parts.quantization import check_requested
 from runtime.config.parts.vision import ImageOptions
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
 from runtime.config.runner import RunnerConfig, RunnerOptions, read_adapters
@@ -252,7 +252,7 @@ class EngineConfig(ImageOptions, SpeculationOptions, SchedulerOptions, RunnerOpt
             return path, spec
         spec = spec.for_context(self.context_length)
         self.context(spec)
-        check_wish(spec.quantization, self.quantization)
+        check_requested(spec.quantization, self.quantization)
         if self.tp_size > 1:
             check_ranks(spec, self.tp_size)
         if self.speculative_draft_model_path is not None:
@@ -275,7 +275,7 @@ class EngineConfig(ImageOptions, SpeculationOptions, SchedulerOptions, RunnerOpt
 
     def scheduler(self, spec: AnySpec, *, beside: bool = False) -> SchedulerConfig:
         """`beside`: whether the model computes on a GPU or in a separate process."""
-        return hand(
+        return config_from(
             SchedulerConfig,
             self,
             policy=self.schedule_policy,
@@ -291,7 +291,7 @@ class EngineConfig(ImageOptions, SpeculationOptions, SchedulerOptions, RunnerOpt
         return read_pooling(path, default, mode=self.pooling, normalize=self.normalize_embeddings)
 
     def runner(self) -> RunnerConfig:
-        return hand(
+        return config_from(
             RunnerConfig,
             self,
             enable_lora=self.takes_adapters,

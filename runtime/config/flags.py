@@ -37,8 +37,8 @@ ALL: tuple[type[Any], ...] = (ServerConfig, EngineConfig, ReplicasConfig, Router
 """All options with an environment variable: a command ignores the variables of other commands."""
 OTHER_VARIABLES = {f"{ENV_PREFIX}{name}" for name in ("CONFIG", "FULL_TRACEBACK", "TRANSFER_FAULTS")}
 """Variables that are not options."""
-SLIP = 0.8
-"""How similar a name must be to a known one to count as a typo of it (difflib's ratio)."""
+TYPO_SIMILARITY = 0.8
+"""From this similarity on (difflib's ratio) the name of a variable counts as a typo of another."""
 MAX_FILE_BYTES = 1 << 20
 DESCRIPTION = (
     "Serve a model over HTTP, with the APIs of OpenAI and Anthropic and a native one. Without options: the "
@@ -203,7 +203,7 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
     known = {_variable(one.name) for config in ALL for one in options_of(config)} | OTHER_VARIABLES
     for variable in environment:
         if variable.upper().startswith(ENV_PREFIX) and variable not in known:
-            _check_slip(variable, known)
+            _check_typo(variable, known)
     for _, config in groups:
         kinds = _kinds(config)
         for one in options_of(config):
@@ -219,9 +219,9 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
     return values
 
 
-def _check_slip(variable: str, known: Collection[str]) -> None:
+def _check_typo(variable: str, known: Collection[str]) -> None:
     names = {name.removeprefix(ENV_PREFIX): name for name in known}
-    match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, SLIP)
+    match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, TYPO_SIMILARITY)
     if match is not None:
         raise BadRequest("there is no such option", where=variable, hint=f"did you mean {names[match]}?")
 

@@ -104,13 +104,13 @@ def choices_of(one: Field[Any]) -> tuple[str, ...]:
     return tuple(one.metadata.get("choices", ()))
 
 
-ALIKE = 0.75
+TYPO_SIMILARITY = 0.75
 """From this similarity on (difflib's ratio) a name counts as a typo of another: "prot" for "port"."""
 
 
 def near(name: str, known: Iterable[str], otherwise: str) -> str:
     """A hint: the known name that `name` may be a typo of, or else `otherwise`."""
-    match = registry.near(name, list(known), ALIKE)
+    match = registry.near(name, list(known), TYPO_SIMILARITY)
     return f"did you mean {match!r}?" if match else otherwise
 
 
@@ -131,7 +131,7 @@ def read(config: type[T], options: Mapping[str, Any], label: str) -> T:
     return config_read
 
 
-def hand(config: type[T], options: Any, **other: Any) -> T:
+def config_from(config: type[T], options: Any, **other: Any) -> T:
     """Build `config` from the fields of the same names in `options`; `other`: values of fields with other
     names, or computed ones. An option with one name in both configs needs no extra line."""
     names = {one.name for one in fields(options)}

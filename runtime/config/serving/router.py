@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from runtime.config.options import hand, option
+from runtime.config.options import config_from, option
 from runtime.config.serving.server import HttpOptions, ServerConfig
 from runtime.protocol.errors import BadRequest
 
@@ -84,7 +84,7 @@ class RouterConfig(HttpOptions):
     @property
     def server(self) -> ServerConfig:
         """The options for its HTTP server."""
-        return hand(ServerConfig, self)
+        return config_from(ServerConfig, self)
 
     def verify(self) -> Self:
         """Return self, or raise BadRequest naming the option and its rule."""
