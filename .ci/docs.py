@@ -123,7 +123,7 @@ def models() -> str:
 
 def formats() -> str:
     from runtime.formats.chat import chat_template_registry
-    from runtime.formats.reasoning.types import REASONING_TYPES
+    from runtime.formats.reasoning.marks import REASONING_TYPES
     from runtime.formats.tools.table import FORMATS
 
     def line(names: Iterable[str]) -> str:

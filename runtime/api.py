@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 
-from runtime.config.encoder import AnySpec
+from runtime.config.checkpoints import AnySpec
 from runtime.config.engine import EngineConfig
 from runtime.config.options import near
 from runtime.formats.chat.derive import Derivation

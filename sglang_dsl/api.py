@@ -97,7 +97,7 @@ def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
     In later prompts, finished turns contain no thoughts, or what the chat template writes of them. Raises
     BadProgram.
     """
-    from runtime.formats.reasoning.types import reasoning_type
+    from runtime.formats.reasoning.marks import reasoning_type
 
     added(caller(), "separate_reasoning")
     try:

@@ -7,15 +7,11 @@ computed. To add a family: one file under runtime/models/ with an EncoderFamily 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeAlias
 
-from runtime.config.family import ACTIVATIONS, ARCHITECTURES
 from runtime.config.fields import Fields
-from runtime.config.model import DTYPES, ModelSpec
+from runtime.config.model import activation_of, dtype_of
 from runtime.protocol.registry import Registry
 
 _SCORE_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
@@ -27,7 +23,7 @@ class EncoderNames:
     number. Each name stands for a `.weight` (and a `.bias`, except for embedding tables). token_types: None
     if there are none. `ignored`: suffixes of tensors that vectors do not need."""
 
-    words: str = "embeddings.word_embeddings"
+    tokens: str = "embeddings.word_embeddings"
     positions: str = "embeddings.position_embeddings"
     token_types: str | None = "embeddings.token_type_embeddings"
     embedding_norm: str = "embeddings.LayerNorm"
@@ -52,25 +48,13 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The values whose names in config.json differ between families."""
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    ffn_size: int
-    activation: str
-    norm_eps: float
-    token_types: int
-
-
-@dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """prefix: precedes the tensors' names if the checkpoint also has a head. counts_from_pad: the first
-    token's position is the padding id + 1, and padding ids have the padding id as position, as in RoBERTa."""
+    """prefix: precedes the tensors' names if the checkpoint also has a head. renamed: the family's names of
+    fields in config.json, by BERT's. counts_from_pad: the first token's position is the padding id + 1, and
+    padding ids have the padding id as position, as in RoBERTa."""
 
     prefix: str
-    shape: Callable[[Fields], Shape]
+    renamed: Mapping[str, str] = field(default_factory=dict)
     names: EncoderNames = field(default_factory=EncoderNames)
     counts_from_pad: bool = False
     head: Head | None = None
@@ -120,51 +104,14 @@ class EncoderSpec:
         return self.labels or self.hidden_size
 
 
-AnySpec: TypeAlias = ModelSpec | EncoderSpec
-
-
-def read_spec(path: str | Path) -> AnySpec:
-    """The shape of the checkpoint in `path`: a decoder's or an encoder's. Raises ModelLoadError: see
-    ModelSpec.from_dir."""
-    config = Path(os.path.expanduser(path)) / "config.json"
-    if not config.is_file():
-        return ModelSpec.from_dir(path)  # raises the error
-    fields = Fields.read(config)
-    names = fields.names("architectures")
-    if names and names[0] in ENCODERS:
-        return _spec(names[0], ENCODERS.load(names[0]), fields)
-    if names and names[0] not in ARCHITECTURES:
-        raise fields.fail(
-            f"unknown architecture {names[0]!r}",
-            f"known: decoders {', '.join(ARCHITECTURES)}; encoders {', '.join(ENCODERS)}",
-        )
-    return ModelSpec.from_dir(path)
-
-
-def common_shape(fields: Fields) -> Shape:
-    """BERT's field names, which most families use."""
-    return Shape(
-        hidden_size=fields.integer("hidden_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        num_heads=fields.integer("num_attention_heads"),
-        ffn_size=fields.integer("intermediate_size"),
-        activation=fields.text("hidden_act", "gelu"),
-        norm_eps=fields.number("layer_norm_eps", 1e-12),
-        token_types=fields.integer("type_vocab_size", 2, minimum=0),
-    )
-
-
-def _spec(architecture: str, family: EncoderFamily, fields: Fields) -> EncoderSpec:
+def encoder_spec(architecture: str, fields: Fields) -> EncoderSpec:
+    """From config.json. Raises ModelLoadError."""
+    family = ENCODERS.load(architecture)
     _refuse_unsupported(fields)
-    shape = family.shape(fields)
-    if shape.hidden_size % shape.num_heads:
-        raise fields.fail(
-            f"the hidden size ({shape.hidden_size}) must be a multiple of the {shape.num_heads} heads"
-        )
-    if shape.activation not in ACTIVATIONS:
-        raise fields.fail(
-            f"the activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
-        )
+    fields = Fields(fields.values, fields.source, family.renamed)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if hidden % heads:
+        raise fields.fail(f"the hidden size ({hidden}) must be a multiple of the {heads} heads")
     pad = fields.integer("pad_token_id", 1 if family.counts_from_pad else 0, minimum=0)
     positions = fields.integer("max_position_embeddings")
     if family.counts_from_pad and positions <= pad + 1:
@@ -173,19 +120,19 @@ def _spec(architecture: str, family: EncoderFamily, fields: Fields) -> EncoderSp
     return EncoderSpec(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
-        hidden_size=shape.hidden_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        ffn_size=shape.ffn_size,
-        norm_eps=shape.norm_eps,
-        activation=ACTIVATIONS[shape.activation],
+        hidden_size=hidden,
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=heads,
+        ffn_size=fields.integer("intermediate_size"),
+        norm_eps=fields.number("layer_norm_eps", 1e-12),
+        activation=activation_of(fields, "gelu"),
         table_positions=positions,
         counts_from_pad=family.counts_from_pad,
         pad_id=pad,
-        token_types=shape.token_types if family.names.token_types else 0,
+        token_types=fields.integer("type_vocab_size", 2, minimum=0) if family.names.token_types else 0,
         labels=labels,
         score=_score(fields, labels),
-        dtype=_dtype(fields),
+        dtype=dtype_of(fields),
     )
 
 
@@ -223,31 +170,24 @@ def _score(fields: Fields, labels: int) -> str:
     return activation
 
 
-def _dtype(fields: Fields) -> str:
-    name = "dtype" if fields.has("dtype") else "torch_dtype"
-    dtype = fields.text(name, "float32").removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise fields.fail(f"{name!r} {dtype!r} is not supported; known: {', '.join(DTYPES)}")
-    return dtype
-
-
+_BERT = "runtime.models.families.bert"
 ENCODERS: Registry[EncoderFamily] = Registry(
     "encoder",
     {
-        "BertModel": "runtime.models.families.bert:BERT",
-        "BertForMaskedLM": "runtime.models.families.bert:BERT",
-        "BertForPreTraining": "runtime.models.families.bert:BERT",
-        "BertForSequenceClassification": "runtime.models.families.bert:BERT_CLASSIFIER",
-        "RobertaModel": "runtime.models.families.bert:ROBERTA",
-        "RobertaForMaskedLM": "runtime.models.families.bert:ROBERTA",
-        "RobertaForSequenceClassification": "runtime.models.families.bert:ROBERTA_CLASSIFIER",
-        "XLMRobertaModel": "runtime.models.families.bert:ROBERTA",
-        "XLMRobertaForMaskedLM": "runtime.models.families.bert:ROBERTA",
-        "XLMRobertaForSequenceClassification": "runtime.models.families.bert:ROBERTA_CLASSIFIER",
-        "CamembertModel": "runtime.models.families.bert:ROBERTA",
-        "CamembertForMaskedLM": "runtime.models.families.bert:ROBERTA",
-        "DistilBertModel": "runtime.models.families.bert:DISTILBERT",
-        "DistilBertForMaskedLM": "runtime.models.families.bert:DISTILBERT",
-        "DistilBertForSequenceClassification": "runtime.models.families.bert:DISTILBERT_CLASSIFIER",
+        "BertModel": f"{_BERT}:BERT",
+        "BertForMaskedLM": f"{_BERT}:BERT",
+        "BertForPreTraining": f"{_BERT}:BERT",
+        "BertForSequenceClassification": f"{_BERT}:BERT_CLASSIFIER",
+        "RobertaModel": f"{_BERT}:ROBERTA",
+        "RobertaForMaskedLM": f"{_BERT}:ROBERTA",
+        "RobertaForSequenceClassification": f"{_BERT}:ROBERTA_CLASSIFIER",
+        "XLMRobertaModel": f"{_BERT}:ROBERTA",
+        "XLMRobertaForMaskedLM": f"{_BERT}:ROBERTA",
+        "XLMRobertaForSequenceClassification": f"{_BERT}:ROBERTA_CLASSIFIER",
+        "CamembertModel": f"{_BERT}:ROBERTA",
+        "CamembertForMaskedLM": f"{_BERT}:ROBERTA",
+        "DistilBertModel": f"{_BERT}:DISTILBERT",
+        "DistilBertForMaskedLM": f"{_BERT}:DISTILBERT",
+        "DistilBertForSequenceClassification": f"{_BERT}:DISTILBERT_CLASSIFIER",
     },
 )

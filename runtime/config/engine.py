@@ -5,24 +5,21 @@ It gives each owner a small config of its own, and does not know how they use it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-from runtime.config.checkpoints import find_checkpoint
-from runtime.config.disaggregation import MODES as DISAGGREGATION
-from runtime.config.disaggregation import DisaggregationConfig
-from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
+from runtime.config.checkpoints import AnySpec, draft_spec, find_checkpoint, read_spec
+from runtime.config.encoder import EncoderSpec
 from runtime.config.model import ModelSpec
-from runtime.config.options import hand, help_of, option, options_of, read
-from runtime.config.parts.images import ImageOptions
-from runtime.config.parts.quantization import check_wish
+from runtime.config.options import Config, config_from, option
+from runtime.config.parts.quantization import check_requested
+from runtime.config.parts.vision import ImageOptions
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
 from runtime.config.runner import RunnerConfig, RunnerOptions, read_adapters
 from runtime.config.scheduler import SchedulerConfig, SchedulerOptions
 from runtime.config.shards import check_ranks
-from runtime.config.speculation import SpeculationConfig, draft_spec
+from runtime.config.speculation import SpeculationOptions
 from runtime.protocol.errors import BadRequest
 
 PASS_SHARE = 0.8
@@ -30,14 +27,15 @@ PASS_SHARE = 0.8
 before the limit of the whole step is reached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
-    """`EngineConfig.of(...)` checks names and types; `help_texts()` lists the purpose of each option.
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ImageOptions, SpeculationOptions, SchedulerOptions, RunnerOptions, Config):
+    """Options of an engine.
 
-    An option is defined once, next to the code that uses it: in SchedulerOptions, RunnerOptions or
-    ImageOptions, or below. Command line, environment, configuration files and documentation follow
-    automatically.
+    An option is defined once: in SchedulerOptions, RunnerOptions, SpeculationOptions or ImageOptions, or
+    below. Command line, environment, configuration files and documentation follow automatically.
     """
+
+    label = "Engine"
 
     model: str = option("pocket", "directory of a checkpoint, a .gguf file, or the name of a bundled model")
     runner_process: bool | None = option(
@@ -64,6 +62,7 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         "maximum number of tokens of a request, prompt and output together. By default the model's own "
         "limit. For LongRoPE models (Phi 3 128k) the default is the shorter of their two limits; a larger "
         "value selects the long frequencies",
+        at_least=1,
     )
     allow_auto_truncate: bool = option(
         False, "shorten prompts and outputs that are too long, instead of rejecting the request"
@@ -79,29 +78,6 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         "let the scheduler work while the model computes; on a GPU also queue the next decoding step before "
         "it is scheduled. By default yes if the model runs on a GPU or in a separate process; otherwise both "
         "share one interpreter and nothing is gained",
-    )
-    speculative_algorithm: str | None = option(
-        None,
-        "speculative decoding, which does not change outputs: NGRAM (guess the tokens that followed the "
-        "same tokens earlier in the request's text) or STANDALONE (guess with a smaller model). By default "
-        "off",
-    )
-    speculative_draft_model_path: str | None = option(
-        None, "with STANDALONE: checkpoint of the draft model; it must have the same vocabulary"
-    )
-    speculative_num_draft_tokens: int | None = option(
-        None,
-        "maximum number of tokens per sequence that a pass verifies, the certain one included. By default "
-        "12 with NGRAM, 4 with STANDALONE",
-    )
-    speculative_num_steps: int | None = option(
-        None, "with STANDALONE: number of passes of the draft model, one per guessed token"
-    )
-    speculative_ngram_min_match_window_size: int = option(
-        2, "with NGRAM: minimum number of tokens that must match earlier text"
-    )
-    speculative_ngram_max_match_window_size: int = option(
-        12, "with NGRAM: maximum number of tokens compared; the longest match is used"
     )
     grammar_backend: str = option(
         "auto", "grammar backend that enforces constraints; auto: the best one for each kind of constraint"
@@ -123,11 +99,13 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         "folder that caches vocabulary data for constraints, which is slow to compute, for later starts. By "
         "default not cached",
     )
-    grammar_workers: int = option(1, "number of threads that compile constraints")
-    grammar_timeout_s: float = option(30.0, "seconds that compiling a constraint may take, waiting included")
-    grammar_cache_size: int = option(256, "maximum number of compiled constraints in the cache")
+    grammar_workers: int = option(1, "number of threads that compile constraints", at_least=1)
+    grammar_timeout_s: float = option(
+        30.0, "seconds that compiling a constraint may take, waiting included", positive=True
+    )
+    grammar_cache_size: int = option(256, "maximum number of compiled constraints in the cache", at_least=1)
     grammar_cache_mb: int = option(
-        512, "maximum estimated size of the compiled constraints in the cache, in MiB"
+        512, "maximum estimated size of the compiled constraints in the cache, in MiB", at_least=1
     )
     reasoning_end: str = option(
         "auto",
@@ -164,21 +142,24 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         None,
         "token outputs that become the embedding of a text: cls, mean, last or max. By default as the "
         "checkpoint says, else cls for encoders and last for decoders",
+        choices=MODES,
     )
     normalize_embeddings: bool | None = option(
         None, "normalise embeddings to length 1. By default as the checkpoint's modules.json says, else yes"
     )
     max_top_logprobs: int = option(
-        32, "maximum value of top_logprobs_num in a request; each one costs memory per token"
+        32, "maximum value of top_logprobs_num in a request; each one costs memory per token", at_least=0
     )
-    max_token_ids_logprob: int = option(64, "maximum number of ids in token_ids_logprob of a request")
+    max_token_ids_logprob: int = option(
+        64, "maximum number of ids in token_ids_logprob of a request", at_least=0
+    )
     disaggregation_mode: str = option(
         "null",
         "compute prompts and outputs in two engines: prefill (this one computes prompts and transfers their "
         "KV), decode (this one receives the KV and generates) or null (this one does both). Send requests "
         "through `python -m runtime router`; a request without bootstrap_room is computed by this engine "
         "alone",
-        choices=DISAGGREGATION,
+        choices=("null", "prefill", "decode"),
     )
     disaggregation_transfer_backend: str = option(
         "tcp",
@@ -187,7 +168,7 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         "for tests)",
     )
     disaggregation_bootstrap_port: int = option(
-        8998, "port of the prefill engine's bootstrap server; 0 picks a free one"
+        8998, "port of the prefill engine's bootstrap server; 0 picks a free one", within=(0, 65535)
     )
     disaggregation_host: str = option(
         "127.0.0.1", "address of this machine at which the other engine can reach this one"
@@ -207,55 +188,36 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         300.0,
         "seconds that each step of a transfer may take: finding the other engine, waiting for it, "
         "transferring",
+        positive=True,
     )
     disaggregation_heartbeat_s: float = option(
         5.0,
         "seconds between checks of the other engine; after two missed ones it counts as dead",
+        positive=True,
     )
     num_reserved_decode_tokens: int = option(
-        512, "KV slots that a decode engine reserves per running request before it admits another"
+        512, "KV slots that a decode engine reserves per running request before it admits another", at_least=0
     )
     profile_folder: str | None = option(
         None,
         "folder below which profiles are written. By default a new folder in the system's temporary "
         "directory",
     )
-    load_timeout_s: float = option(1800.0, "seconds that loading the model may take")
+    load_timeout_s: float = option(1800.0, "seconds that loading the model may take", positive=True)
     step_timeout_s: float = option(
         600.0,
         "seconds without progress after which the engine counts as stuck and fails; a forward pass may take "
         "four fifths of it",
+        positive=True,
     )
-    close_timeout_s: float = option(30.0, "seconds that close() waits for the engine's threads")
+    close_timeout_s: float = option(
+        30.0, "seconds that close() waits for the engine's threads", positive=True
+    )
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> EngineConfig:
-        """The config with these options. Raises BadRequest for an unknown name, or a value of the wrong type
-        or out of range."""
-        return read(cls, options, "Engine").verify()
-
-    @classmethod
-    def help_texts(cls) -> dict[str, str]:
-        """Option -> its help text."""
-        return {one.name: help_of(one) for one in options_of(cls)}
-
-    def verify(self) -> EngineConfig:
-        """Return self, or raise BadRequest naming the option and its rule. The owners of options check
-        theirs."""
-        if self.grammar_workers < 1:
-            raise BadRequest(f"must be at least 1, got {self.grammar_workers}", where="grammar_workers")
-        if self.grammar_cache_size < 1 or self.grammar_cache_mb < 1:
-            raise BadRequest("must be at least 1", where="grammar_cache_size / grammar_cache_mb")
-        for name in ("max_top_logprobs", "max_token_ids_logprob"):
-            if getattr(self, name) < 0:
-                raise BadRequest(f"must be at least 0, got {getattr(self, name)}", where=name)
+    def verify(self) -> Self:
+        """Return self, or raise BadRequest naming an option that does not fit the others."""
         if not self.reasoning_end:
             raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
-        if self.pooling is not None and self.pooling not in MODES:
-            raise BadRequest(f"must be one of {', '.join(MODES)}, got {self.pooling!r}", where="pooling")
-        for name in ("load_timeout_s", "step_timeout_s", "close_timeout_s", "grammar_timeout_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BadRequest(f"must be a positive number, got {getattr(self, name)}", where=name)
         if self.lora_paths and self.enable_lora is False:
             raise BadRequest("needs enable_lora", where="lora_paths")
         if self.max_loaded_loras is not None and self.max_loaded_loras < max(1, len(self.lora_paths)):
@@ -272,8 +234,11 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
                 where="runner_process",
                 hint="leave it out, or tp_size",
             )
-        self.disaggregation().verify()
-        self._scheduler(self.context_length)
+        if not self.disaggregation_host:
+            raise BadRequest("must not be empty", where="disaggregation_host")
+        if self.disaggregation_key is not None and not self.disaggregation_key.strip():
+            raise BadRequest("is empty", where="disaggregation_key")
+        self.speculation()
         return self
 
     def locate(self) -> tuple[Path, AnySpec]:
@@ -281,16 +246,17 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         options that do not fit the model."""
         path = find_checkpoint(self.model)
         spec = read_spec(path)
-        if isinstance(spec, ModelSpec):
-            spec = spec.for_context(self.context_length)
+        if isinstance(spec, EncoderSpec):
+            self.context(spec)
+            _check_encoder(self)
+            return path, spec
+        spec = spec.for_context(self.context_length)
         self.context(spec)
-        _check_quantization(spec, self)
+        check_requested(spec.quantization, self.quantization)
         if self.tp_size > 1:
-            _check_ranks(spec, self.tp_size)
-        if self.takes_adapters and isinstance(spec, EncoderSpec):
-            raise BadRequest("encoders do not support adapters", where="enable_lora", hint="leave it out")
-        if self.speculative_algorithm is not None:
-            _check_speculation(spec, self)
+            check_ranks(spec, self.tp_size)
+        if self.speculative_draft_model_path is not None:
+            _check_draft_model(spec, self, self.speculative_draft_model_path)
         return path, spec
 
     @property
@@ -309,7 +275,14 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
 
     def scheduler(self, spec: AnySpec, *, beside: bool = False) -> SchedulerConfig:
         """`beside`: whether the model computes on a GPU or in a separate process."""
-        return self._scheduler(self.context(spec), beside)
+        return config_from(
+            SchedulerConfig,
+            self,
+            policy=self.schedule_policy,
+            context_length=self.context(spec),
+            overlap=beside if self.overlap is None else self.overlap,
+            speculation=self.speculation(),
+        )
 
     def pooling_of(self, path: Path, spec: AnySpec) -> Pooling:
         """How texts become vectors. Raises ModelLoadError if the checkpoint needs a pooling that is not
@@ -318,7 +291,7 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
         return read_pooling(path, default, mode=self.pooling, normalize=self.normalize_embeddings)
 
     def runner(self) -> RunnerConfig:
-        return hand(
+        return config_from(
             RunnerConfig,
             self,
             enable_lora=self.takes_adapters,
@@ -330,69 +303,26 @@ class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
             step_timeout_s=PASS_SHARE * self.step_timeout_s,
         )
 
-    def speculation(self) -> SpeculationConfig:
-        return SpeculationConfig.of(
-            self.speculative_algorithm,
-            model=self.speculative_draft_model_path,
-            steps=self.speculative_num_steps,
-            tokens=self.speculative_num_draft_tokens,
-            min_match=self.speculative_ngram_min_match_window_size,
-            max_match=self.speculative_ngram_max_match_window_size,
-        )
 
-    def disaggregation(self) -> DisaggregationConfig:
-        return DisaggregationConfig(
-            mode=self.disaggregation_mode,
-            transfer_backend=self.disaggregation_transfer_backend,
-            host=self.disaggregation_host,
-            bootstrap_port=self.disaggregation_bootstrap_port,
-            allowed_hosts=self.disaggregation_allowed_hosts,
-            key=self.disaggregation_key,
-            reserved_tokens=self.num_reserved_decode_tokens,
-            timeout_s=self.disaggregation_timeout_s,
-            heartbeat_s=self.disaggregation_heartbeat_s,
-        )
-
-    def _scheduler(self, context_length: int | None, beside: bool = False) -> SchedulerConfig:
-        overlap = beside if self.overlap is None else self.overlap
-        return hand(
-            SchedulerConfig,
-            self,
-            policy=self.schedule_policy,
-            context_length=context_length,
-            overlap=overlap,
-            speculation=self.speculation(),
-        )
+def _check_encoder(config: EngineConfig) -> None:
+    """Raise BadRequest for an option that encoders do not support."""
+    hint = "leave it out for this model"
+    for name, plain in (
+        ("quantization", None),
+        ("kv_cache_dtype", "auto"),
+        ("load_format", "auto"),
+        ("tp_size", 1),
+    ):
+        if getattr(config, name) != plain:
+            raise BadRequest("not supported for encoders", where=name, hint=hint)
+    if config.takes_adapters:
+        raise BadRequest("encoders do not support adapters", where="enable_lora", hint=hint)
+    if config.speculative_algorithm is not None:
+        raise BadRequest("encoders do not generate text", where="speculative_algorithm", hint=hint)
 
 
-def _check_quantization(spec: AnySpec, config: EngineConfig) -> None:
-    match spec:
-        case ModelSpec():
-            check_wish(spec.quantization, config.quantization)
-        case EncoderSpec():
-            for name, plain in (("quantization", None), ("kv_cache_dtype", "auto"), ("load_format", "auto")):
-                if getattr(config, name) != plain:
-                    raise BadRequest(
-                        "not supported for encoders", where=name, hint="leave it out for this model"
-                    )
-
-
-def _check_ranks(spec: AnySpec, size: int) -> None:
-    match spec:
-        case EncoderSpec():
-            raise BadRequest(
-                "not supported for encoders", where="tp_size", hint="leave it out for this model"
-            )
-        case ModelSpec():
-            check_ranks(spec, size)
-
-
-def _check_speculation(spec: AnySpec, config: EngineConfig) -> None:
+def _check_draft_model(spec: ModelSpec, config: EngineConfig, draft: str) -> None:
     """Raises BadRequest, or ModelLoadError for the draft model, if speculation is not possible."""
-    if isinstance(spec, EncoderSpec):
-        raise BadRequest("encoders do not generate text", where="speculative_algorithm", hint="leave it out")
-    if config.speculative_draft_model_path is None:
-        return
     parted = "tp_size" if config.tp_size > 1 else "disaggregation_mode"
     if config.tp_size > 1 or config.disaggregation_mode != "null":
         raise BadRequest(
@@ -400,4 +330,4 @@ def _check_speculation(spec: AnySpec, config: EngineConfig) -> None:
             where="speculative_algorithm",
             hint="--speculative-algorithm NGRAM",
         )
-    draft_spec(spec, config.speculative_draft_model_path)
+    draft_spec(spec, draft)

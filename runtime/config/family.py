@@ -45,7 +45,7 @@ class Traits:
     norm               rms; rms_plus_one: the weight is stored as its difference from 1; layer: LayerNorm
     norm_bias          the norms have biases too
     qk_norm            queries and keys are normalised before the rotary embedding
-    qk_norm_over       the scope of one such norm: head: each head, all with the same weight; each_head: each
+    qk_norm_scope       the scope of one such norm: head: each head, all with the same weight; each_head: each
                        head, with its own weight; heads: all query heads together, all key heads together
                        (OLMo 2); turned_head: each head without a weight, in layers with a rotary embedding
                        (Llama 4)
@@ -76,7 +76,7 @@ class Traits:
     norm: str = "rms"
     norm_bias: bool = False
     qk_norm: bool = False
-    qk_norm_over: str = "head"
+    qk_norm_scope: str = "head"
     gated: bool = True
     parallel: bool = False
     learned_positions: bool = False

@@ -14,18 +14,16 @@ from typing import Any
 
 from runtime.protocol.errors import ModelLoadError
 
-_MISSING = object()
-
 
 class Fields:
-    """A JSON object and its file. Every getter raises ModelLoadError for a missing value without a default, a
-    wrong type, or a number out of range. `renamed`: the names of fields in this file, by the names that the
-    getters use."""
+    """A JSON object and its file. Every getter raises ModelLoadError for a missing value without a default
+    (None), a wrong type, or a number out of range. `renamed`: the names of fields in this file, by the names
+    that the getters use."""
 
     def __init__(
-        self, values: Mapping[str, Any], where: str, renamed: Mapping[str, str] = MappingProxyType({})
+        self, values: Mapping[str, Any], source: str, renamed: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self.values, self.where, self._renamed = values, where, renamed
+        self.values, self.source, self._renamed = values, source, renamed
 
     @classmethod
     def read(cls, path: Path) -> Fields:
@@ -53,7 +51,7 @@ class Fields:
         return cls(values, str(path))
 
     def fail(self, message: str, hint: str | None = None) -> ModelLoadError:
-        return ModelLoadError(message, where=self.where, hint=hint)
+        return ModelLoadError(message, where=self.source, hint=hint)
 
     def has(self, name: str) -> bool:
         """Whether the field exists and is not null."""
@@ -66,33 +64,33 @@ class Fields:
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is None:
-            if default is _MISSING:
+            if default is None:
                 raise self.fail(f"the field {name!r} is missing")
             return default
         return value
 
-    def integer(self, name: str, default: Any = _MISSING, *, minimum: int = 1) -> int:
+    def integer(self, name: str, default: Any = None, *, minimum: int = 1) -> int:
         name = self.name_of(name)
         value = self._get(name, default)
         if type(value) is not int or value < minimum:
             raise self.fail(f"{name!r} must be an integer of at least {minimum}, got {value!r}")
         return value
 
-    def number(self, name: str, default: Any = _MISSING, *, above: float = 0.0) -> float:
+    def number(self, name: str, default: Any = None, *, above: float = 0.0) -> float:
         name = self.name_of(name)
         value = self._get(name, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
             raise self.fail(f"{name!r} must be a finite number above {above:g}, got {value!r}")
         return float(value)
 
-    def flag(self, name: str, default: Any = _MISSING) -> bool:
+    def flag(self, name: str, default: Any = None) -> bool:
         name = self.name_of(name)
         value = self._get(name, default)
         if type(value) is not bool:
             raise self.fail(f"{name!r} must be true or false, got {value!r}")
         return value
 
-    def text(self, name: str, default: Any = _MISSING) -> str:
+    def text(self, name: str, default: Any = None) -> str:
         name = self.name_of(name)
         value = self._get(name, default)
         if type(value) is not str:
@@ -132,4 +130,4 @@ class Fields:
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.fail(f"{name!r} must be an object, got {value!r}")
-        return Fields(value, f"{self.where} [{name}]")
+        return Fields(value, f"{self.source} [{name}]")

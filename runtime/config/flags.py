@@ -7,7 +7,6 @@ Names, types and help come from the configs. It starts nothing.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 import types
@@ -24,6 +23,7 @@ from runtime.config.options import choices_of, default_of, help_of, is_secret, n
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
+from runtime.protocol import registry
 from runtime.protocol.console import DISTRIBUTION, version
 from runtime.protocol.errors import BadRequest
 
@@ -37,8 +37,8 @@ ALL: tuple[type[Any], ...] = (ServerConfig, EngineConfig, ReplicasConfig, Router
 """All options with an environment variable: a command ignores the variables of other commands."""
 OTHER_VARIABLES = {f"{ENV_PREFIX}{name}" for name in ("CONFIG", "FULL_TRACEBACK", "TRANSFER_FAULTS")}
 """Variables that are not options."""
-SLIP = 0.8
-"""How similar a name must be to a known one to count as a typo of it (difflib's ratio)."""
+TYPO_SIMILARITY = 0.8
+"""From this similarity on (difflib's ratio) the name of a variable counts as a typo of another."""
 MAX_FILE_BYTES = 1 << 20
 DESCRIPTION = (
     "Serve a model over HTTP, with the APIs of OpenAI and Anthropic and a native one. Without options: the "
@@ -49,7 +49,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "allowed_hosts": ("--allow-host",),
 }  # fmt: skip
 """Other flags for the same option."""
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_KEY = ("api_key", "api_key_file")
+"""Two ways to give one thing: a stronger source's replaces both of a weaker one."""
+_TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE = ("none", "null")
 
 
@@ -134,30 +136,15 @@ def read_values(
         raise BadRequest(f"unknown argument {unknown[0]!r}", where="command line", hint=hint)
     from_flags = vars(namespace)
     file = from_flags.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
-    values = {
-        **(_from_file(Path(file), groups) if file else {}),
-        **_from_environment(environment, groups),
-        **from_flags,
-    }
-    values = _key_once(values, from_flags, environment)
+    values = _from_file(Path(file), groups) if file else {}
+    for stronger in (_from_environment(environment, groups), from_flags):
+        if any(stronger.get(name) is not None for name in _KEY):
+            values = {name: value for name, value in values.items() if name not in _KEY}
+        values = {**values, **stronger}
     return {
         title: {one.name: values[one.name] for one in options_of(config) if one.name in values}
         for title, config in groups
     }
-
-
-def _key_once(
-    values: dict[str, Any], from_flags: Mapping[str, Any], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """Key and key file are two ways to give one thing: the one from the stronger source wins."""
-    names = ("api_key", "api_key_file")
-    if not all(values.get(name) is not None for name in names):
-        return values
-    for source in (from_flags, {name: environment.get(_variable(name)) for name in names}):
-        here = [name for name in names if source.get(name) is not None]
-        if here:
-            return {name: value for name, value in values.items() if name not in names or name in here}
-    return values
 
 
 def with_key(config: C) -> C:
@@ -178,23 +165,23 @@ def with_key(config: C) -> C:
 
 
 def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
-    where = str(path)
+    source = str(path)
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise BadRequest(f"cannot be read: {_reason(error)}", where=where) from error
+        raise BadRequest(f"cannot be read: {_reason(error)}", where=source) from error
     if len(data) > MAX_FILE_BYTES:
-        raise BadRequest(f"is larger than {MAX_FILE_BYTES} bytes", where=where)
+        raise BadRequest(f"is larger than {MAX_FILE_BYTES} bytes", where=source)
     try:
         content = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(f"is not YAML: {' '.join(str(error).split())}", where=where) from error
+        raise BadRequest(f"is not YAML: {' '.join(str(error).split())}", where=source) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise BadRequest(
-            f"must contain `option: value` lines, contains a {type(content).__name__}", where=where
+            f"must contain `option: value` lines, contains a {type(content).__name__}", where=source
         )
     known = {one.name: one for _, config in groups for one in options_of(config)}
     values: dict[str, Any] = {}
@@ -202,9 +189,9 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in known:
             hint = near(name, known, "see --help for all")
-            raise BadRequest(f"unknown option {str(key)!r:.80}", where=where, hint=hint)
+            raise BadRequest(f"unknown option {str(key)!r:.80}", where=source, hint=hint)
         if name in values:
-            raise BadRequest(f"the option {name!r} occurs twice", where=where)
+            raise BadRequest(f"the option {name!r} occurs twice", where=source)
         values[name] = value
     return values
 
@@ -216,7 +203,7 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
     known = {_variable(one.name) for config in ALL for one in options_of(config)} | OTHER_VARIABLES
     for variable in environment:
         if variable.upper().startswith(ENV_PREFIX) and variable not in known:
-            _check_slip(variable, known)
+            _check_typo(variable, known)
     for _, config in groups:
         kinds = _kinds(config)
         for one in options_of(config):
@@ -232,11 +219,11 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
     return values
 
 
-def _check_slip(variable: str, known: Collection[str]) -> None:
-    own = {name.removeprefix(ENV_PREFIX): name for name in known}
-    matches = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), own, n=1, cutoff=SLIP)
-    if matches:
-        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {own[matches[0]]}?")
+def _check_typo(variable: str, known: Collection[str]) -> None:
+    names = {name.removeprefix(ENV_PREFIX): name for name in known}
+    match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, TYPO_SIMILARITY)
+    if match is not None:
+        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {names[match]}?")
 
 
 def _variable(name: str) -> str:
@@ -276,9 +263,9 @@ def _number(text: str, kind: Any) -> int | float:
 
 def _truth(text: str) -> bool:
     word = text.strip().lower()
-    if word in _YES or word in _NO:
-        return word in _YES
-    raise ValueError(f"must be one of {', '.join((*_YES, *_NO))}, got {text!r}")
+    if word not in _TRUTHS:
+        raise ValueError(f"must be one of {', '.join(_TRUTHS)}, got {text!r}")
+    return _TRUTHS[word]
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

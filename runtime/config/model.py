@@ -176,11 +176,7 @@ def _spec(fields: Fields, generation: Fields, directory: Path) -> ModelSpec:
     outer, fields = fields, _decoder_fields(fields, family)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers, vocab = fields.integer("num_hidden_layers"), fields.integer("vocab_size")
-    kv_heads = (
-        fields.integer("num_key_value_heads", heads)
-        if family.kv_heads_default
-        else fields.integer("num_key_value_heads")
-    )
+    kv_heads = fields.integer("num_key_value_heads", heads if family.kv_heads_default else None)
     if heads % kv_heads:
         raise fields.fail(
             f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
@@ -210,17 +206,17 @@ def _spec(fields: Fields, generation: Fields, directory: Path) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn_size=fields.integer("intermediate_size", *_default(family.ffn_default * hidden or None)),
+        ffn_size=fields.integer("intermediate_size", family.ffn_default * hidden or None),
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         layer_ropes=layer_ropes,
-        activation=_activation(fields),
+        activation=activation_of(fields),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         max_position_embeddings=min(reach, traits.longest or reach),
         long_positions=positions if rope.kind == "longrope" else 0,
         eos_ids=tuple(dict.fromkeys(itertools.chain(*ends))),
         bos_id=bos[0] if bos else None,
-        dtype=_dtype(fields),
+        dtype=dtype_of(fields),
         quantization=read_quantization(fields),
         vision=_fitting(vision, outer, hidden, vocab, rope),
     )
@@ -256,7 +252,7 @@ def _family(fields: Fields) -> tuple[str, Family]:
 
 def _decoder_fields(fields: Fields, family: Family) -> Fields:
     """The fields of the decoder's part, with missing ones filled in."""
-    values, where = fields.values, fields.where
+    values, source = fields.values, fields.source
     if family.text:
         part = fields.child(family.text)
         if not part.values and family.flat:
@@ -264,13 +260,14 @@ def _decoder_fields(fields: Fields, family: Family) -> Fields:
         if not part.values:
             raise fields.fail(f"the field {family.text!r} is missing")
         whole = {name: values[name] for name in _OF_THE_WHOLE if values.get(name) is not None}
-        values, where = {**part.values, **whole}, part.where
+        values, source = {**part.values, **whole}, part.source
     missing = {name: value for name, value in family.defaults.items() if values.get(name) is None}
-    return Fields({**values, **missing}, where, family.renamed)
+    return Fields({**values, **missing}, source, family.renamed)
 
 
-def _activation(fields: Fields) -> str:
-    name = fields.text("hidden_act", "silu")
+def activation_of(fields: Fields, default: str = "silu") -> str:
+    """Our name of the activation. Raises ModelLoadError."""
+    name = fields.text("hidden_act", default)
     if name not in ACTIVATIONS:
         raise fields.fail(
             f"{fields.name_of('hidden_act')!r} {name!r} is not supported; known: {', '.join(ACTIVATIONS)}"
@@ -286,7 +283,8 @@ def _special(fields: Fields, vocab: int, name: str) -> tuple[int, ...]:
     return ids
 
 
-def _dtype(fields: Fields) -> str:
+def dtype_of(fields: Fields) -> str:
+    """The dtype of the weights. Raises ModelLoadError."""
     # transformers 5 writes "dtype", earlier versions "torch_dtype".
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     dtype = fields.text(name, "float32").removeprefix("torch.")
@@ -327,9 +325,7 @@ class _Ropes:
                 raise rope.fail("different rotary embeddings per layer type are not supported")
             return self._read(rope.child(kind), None)
         if kind == "sliding_attention" and local is not None and name == "rope_scaling":
-            return self._read(
-                Fields({}, fields.where), fields.number(local[0], *_default(local[1]), above=1.0)
-            )
+            return self._read(Fields({}, fields.source), fields.number(local[0], local[1], above=1.0))
         return self._read(rope, None)
 
     def _read(self, rope: Fields, theta: float | None) -> RopeSpec:
@@ -337,7 +333,7 @@ class _Ropes:
         fields, family, positions = self.fields, self.family.rope, self.positions
         if theta is None:
             source = rope if rope.has("rope_theta") else fields
-            theta = source.number("rope_theta", *_default(family.theta), above=1.0)
+            theta = source.number("rope_theta", family.theta, above=1.0)
         dims = self._dims(rope)
         kind = rope.text("rope_type", rope.text("type", "default"))
         kind = _OLD_KINDS.get(kind, kind)
@@ -416,10 +412,6 @@ class _Ropes:
                 "an even number"
             )
         return dims
-
-
-def _default(default: float | None) -> tuple[float, ...]:
-    return () if default is None else (default,)
 
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:

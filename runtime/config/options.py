@@ -1,5 +1,5 @@
-"""Options: fields of a config with a help text, read from loosely typed values and passed on to other
-configs.
+"""Options: fields of a config with a help text and a range, read from loosely typed values and passed on to
+other configs.
 
 It knows dataclasses, not the meaning of any option.
 """
@@ -7,8 +7,9 @@ It knows dataclasses, not the meaning of any option.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, field, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, field, fields
+from math import inf
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -18,16 +19,77 @@ from runtime.protocol.errors import BadRequest
 T = TypeVar("T")
 
 
-def option(default: Any, help: str, *, secret: bool = False, choices: tuple[str, ...] = ()) -> Any:
-    """A field of a config. secret: excluded from repr and from all output. choices: the allowed values."""
-    metadata = {"help": help, "secret": secret, "choices": choices}
-    return field(default=default, repr=not secret, metadata=metadata)
+LEADING = ("model", "host", "port", "api_key")
+"""Options that come first in the help."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    within: tuple[float, float] | None = None,
+    positive: bool = False,
+) -> Any:
+    """A field of a config. secret: excluded from repr and from all output. choices: the allowed values.
+    at_least, within (least, most), positive: the range of a number; None is in every range."""
+    rules = {"choices": choices, "at_least": at_least, "within": within, "positive": positive}
+    return field(default=default, repr=not secret, metadata={"help": help, "secret": secret, **rules})
 
 
 def options_of(config: type[Any]) -> list[Field[Any]]:
-    """The option fields of a config, in order; those of its base classes come last."""
+    """The option fields of a config in the order of the help; those of its base classes come last."""
     options = [one for one in fields(config) if "help" in one.metadata]
-    return sorted(options, key=lambda one: one.name not in config.__annotations__)
+    return sorted(options, key=lambda one: (one.name not in LEADING, one.name not in config.__annotations__))
+
+
+def check(config: Any) -> None:
+    """Raise BadRequest for an option that is not among its choices, or out of its range."""
+    for one in fields(config):
+        rule = _broken_rule(one, getattr(config, one.name))
+        if rule is not None:
+            raise BadRequest(f"{rule}, got {getattr(config, one.name)!r}", where=one.name)
+
+
+def _broken_rule(one: Field[Any], value: Any) -> str | None:
+    if value is None or "help" not in one.metadata:
+        return None
+    choices = choices_of(one)
+    if choices and value not in choices:
+        return f"must be one of {', '.join(choices)}"
+    least, within = one.metadata["at_least"], one.metadata["within"]
+    if one.metadata["positive"] and not 0 < value < inf:
+        return "must be a positive number"
+    if least is not None and not least <= value < inf:
+        return f"must be {'a number of ' if isinstance(value, float) else ''}at least {least:g}"
+    if within is not None and not within[0] <= value <= within[1]:
+        return f"must be in {within[0]} to {within[1]}"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A config that consists of options. `of(...)` checks names, types and ranges."""
+
+    label: ClassVar[str]
+    """What errors call it."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """The config with these options. Raises BadRequest for an unknown name, or a value of the wrong type
+        or out of range."""
+        return read(cls, options, cls.label).verify()
+
+    @classmethod
+    def help_texts(cls) -> dict[str, str]:
+        """Option -> its help text."""
+        return {one.name: help_of(one) for one in options_of(cls)}
+
+    def verify(self) -> Self:
+        """Return self, or raise BadRequest naming an option that does not fit the others."""
+        return self
 
 
 def help_of(one: Field[Any]) -> str:
@@ -42,36 +104,34 @@ def choices_of(one: Field[Any]) -> tuple[str, ...]:
     return tuple(one.metadata.get("choices", ()))
 
 
-ALIKE = 0.75
+TYPO_SIMILARITY = 0.75
 """From this similarity on (difflib's ratio) a name counts as a typo of another: "prot" for "port"."""
 
 
 def near(name: str, known: Iterable[str], otherwise: str) -> str:
     """A hint: the known name that `name` may be a typo of, or else `otherwise`."""
-    match = registry.near(name, list(known), ALIKE)
+    match = registry.near(name, list(known), TYPO_SIMILARITY)
     return f"did you mean {match!r}?" if match else otherwise
 
 
-def read(config: type[T], options: Mapping[str, Any], where: str) -> T:
-    """The config with these options. Raises BadRequest for an unknown name, a value of the wrong type, or one
-    that is not among the choices."""
+def read(config: type[T], options: Mapping[str, Any], label: str) -> T:
+    """The config with these options. Raises BadRequest for an unknown name, or a value of the wrong type or
+    out of range."""
     known = {one.name: one for one in options_of(config)}
     for name in options:
         if name not in known:
             hint = near(name, known, "`python -m runtime serve --help` lists the options")
-            raise BadRequest(f"unknown option {name!r:.80}", where=where, hint=hint)
-    for name, one in known.items():
-        allowed = choices_of(one)
-        if allowed and name in options and options[name] not in allowed:
-            raise BadRequest(f"must be one of {', '.join(allowed)}, got {options[name]!r}", where=name)
+            raise BadRequest(f"unknown option {name!r:.80}", where=label, hint=hint)
     try:
-        return msgspec.convert(dict(options), config)
+        config_read = msgspec.convert(dict(options), config)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        raise BadRequest(message.replace("`$.", "`"), where=path.rstrip("`") or where) from error
+        raise BadRequest(message.replace("`$.", "`"), where=path.rstrip("`") or label) from error
+    check(config_read)
+    return config_read
 
 
-def hand(config: type[T], options: Any, **other: Any) -> T:
+def config_from(config: type[T], options: Any, **other: Any) -> T:
     """Build `config` from the fields of the same names in `options`; `other`: values of fields with other
     names, or computed ones. An option with one name in both configs needs no extra line."""
     names = {one.name for one in fields(options)}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.config.options import option
+from runtime.config.options import check, option
 from runtime.config.parts.quantization import KV_DTYPES
 from runtime.plan import Adapter
 from runtime.protocol.errors import BadRequest
@@ -47,22 +47,27 @@ class RunnerOptions:
     """How the model computes: options of EngineConfig that the runner uses unchanged."""
 
     dtype: str = option(
-        "auto", "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
+        "auto",
+        "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16",
+        choices=COMPUTE_DTYPES,
     )
     device: str = option("auto", "device to compute on: auto (CUDA if available), cpu, cuda or cuda:<n>")
     max_total_tokens: int | None = option(
-        None, "size of the KV pool in tokens (slots). By default computed from --memory-fraction"
+        None, "size of the KV pool in tokens (slots). By default computed from --memory-fraction", at_least=1
     )
     memory_fraction: float = option(
         0.25, "fraction of the memory left after loading the weights that the KV pool may use"
     )
     threads: int | None = option(
-        None, "CPU threads per tensor operation. By default one for small passes, all cores for others"
+        None,
+        "CPU threads per tensor operation. By default one for small passes, all cores for others",
+        at_least=1,
     )
     pack_weights: str = option(
         "auto",
         "keep matrices in a layout made for the CPU: auto (in bfloat16, if the processor has two fast ones, "
         "in both where memory allows; which passes use which is tested at load), always (in one) or never",
+        choices=("auto", "always", "never"),
     )
     quantization: str | None = option(
         None,
@@ -80,6 +85,7 @@ class RunnerOptions:
         "auto",
         "dequantise a quantised checkpoint when it loads, which takes more memory and makes it faster: auto "
         "(on the CPU, if it fits in memory easily), always or never",
+        choices=("auto", "always", "never"),
     )
     kv_cache_dtype: str = option(
         "auto",
@@ -91,17 +97,20 @@ class RunnerOptions:
         1,
         "tensor parallelism: number of processes that share a decoder, each with a part of every matrix and "
         "of the KV pool; on the CPU, or with one GPU each",
+        within=(1, MAX_RANKS),
     )
     max_loras_per_batch: int = option(
-        8, "maximum number of different adapters in one step; each takes device memory beside the weights"
+        8,
+        "maximum number of different adapters in one step; each takes device memory beside the weights",
+        within=(1, MAX_LORAS),
     )
-    max_lora_rank: int | None = option(None, "maximum rank of an adapter. By default no limit")
+    max_lora_rank: int | None = option(None, "maximum rank of an adapter. By default no limit", at_least=1)
     attention: str = option("auto", "name of the attention implementation; auto: the best one for the device")
     cuda_graph: bool = option(
         True, "record decoding steps as CUDA graphs to save launch overhead; on a single GPU only"
     )
     cuda_graph_max_bs: int = option(
-        256, "maximum number of sequences in a CUDA graph; larger steps run without one"
+        256, "maximum number of sequences in a CUDA graph; larger steps run without one", within=(1, 4096)
     )
     seed: int | None = option(
         None, "seed for the random draws of requests without a seed. By default different every time"
@@ -135,53 +144,16 @@ class RunnerConfig(RunnerOptions):
     step_timeout_s: float = 600.0
 
     def verify(self) -> RunnerConfig:
-        """Return self, or raise BadRequest naming the field, its value and the rule."""
-        checks: tuple[tuple[str, bool, str], ...] = (
-            (
-                "device",
-                re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None,
-                "must be auto, cpu, cuda or cuda:<n>",
-            ),
-            ("dtype", self.dtype in COMPUTE_DTYPES, f"must be one of {', '.join(COMPUTE_DTYPES)}"),
-            (
-                "max_total_tokens",
-                self.max_total_tokens is None or self.max_total_tokens >= 1,
-                "must be at least 1",
-            ),
-            ("memory_fraction", 0.0 < self.memory_fraction <= 0.95, "must be in (0, 0.95]"),
-            (
-                "pack_weights",
-                self.pack_weights in ("auto", "always", "never"),
-                "must be auto, always or never",
-            ),
-            ("load_format", self.load_format in LOAD_FORMATS, f"must be one of {', '.join(LOAD_FORMATS)}"),
-            (
-                "expand_weights",
-                self.expand_weights in ("auto", "always", "never"),
-                "must be auto, always or never",
-            ),
-            (
-                "kv_cache_dtype",
-                self.kv_cache_dtype in KV_DTYPES,
-                f"must be one of {', '.join(KV_DTYPES)}",
-            ),
-            ("cuda_graph_max_bs", 1 <= self.cuda_graph_max_bs <= 4096, "must be in 1 to 4096"),
-            ("threads", self.threads is None or self.threads >= 1, "must be at least 1"),
-            ("tp_size", 1 <= self.tp_size <= MAX_RANKS, f"must be in 1 to {MAX_RANKS}"),
-            (
-                "device",
-                self.tp_size == 1 or not self.device.startswith("cuda:"),
-                "must be auto, cpu or cuda where several ranks share the model: each takes a GPU of its own",
-            ),
-            (
-                "max_loras_per_batch",
-                1 <= self.max_loras_per_batch <= MAX_LORAS,
-                f"must be in 1 to {MAX_LORAS}",
-            ),
-            ("max_lora_rank", self.max_lora_rank is None or self.max_lora_rank >= 1, "must be at least 1"),
-            ("step_timeout_s", self.step_timeout_s > 0, "must be above 0"),
-        )
-        for name, ok, rule in checks:
-            if not ok:
-                raise BadRequest(f"{name} {rule}, got {getattr(self, name)!r}", where=f"runner.{name}")
+        """Return self, or raise BadRequest naming the option, its value and the rule."""
+        check(self)
+        if not 0.0 < self.memory_fraction <= 0.95:
+            raise BadRequest(f"must be in (0, 0.95], got {self.memory_fraction}", where="memory_fraction")
+        if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is None:
+            raise BadRequest(f"must be auto, cpu, cuda or cuda:<n>, got {self.device!r}", where="device")
+        if self.tp_size > 1 and self.device.startswith("cuda:"):
+            raise BadRequest(
+                "must be auto, cpu or cuda if several ranks share the model, because each takes a GPU of its "
+                f"own; got {self.device!r}",
+                where="device",
+            )
         return self

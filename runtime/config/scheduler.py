@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.config.options import option
+from runtime.config.options import check, option
 from runtime.config.speculation import NO_SPECULATION, SpeculationConfig
 from runtime.protocol.errors import BadRequest
 
@@ -20,12 +20,14 @@ class SchedulerOptions:
     """How requests are scheduled: options of EngineConfig that the scheduler uses unchanged. All lengths are
     in tokens."""
 
-    page_size: int = option(1, "KV slots per page; prefixes are shared in whole pages")
-    max_running_requests: int = option(256, "maximum number of sequences in one step")
-    max_waiting_requests: int = option(4096, "maximum number of waiting requests; more get a 503")
-    chunked_prefill_size: int = option(2048, "maximum number of prompt tokens computed in one step")
+    page_size: int = option(1, "KV slots per page; prefixes are shared in whole pages", at_least=1)
+    max_running_requests: int = option(256, "maximum number of sequences in one step", at_least=1)
+    max_waiting_requests: int = option(4096, "maximum number of waiting requests; more get a 503", at_least=1)
+    chunked_prefill_size: int = option(
+        2048, "maximum number of prompt tokens computed in one step", at_least=1
+    )
     max_prefill_tokens: int = option(
-        16384, "maximum number of prompt tokens that are admitted but not yet computed"
+        16384, "maximum number of prompt tokens that are admitted but not yet computed", at_least=1
     )
     mixed_prefill: bool = option(
         True,
@@ -36,16 +38,19 @@ class SchedulerOptions:
         10,
         "with --schedule-policy priority: how much higher the priority of a waiting request must be to "
         "preempt a running one; none: never preempt",
+        at_least=1,
     )
-    max_preemptions: int = option(3, "maximum number of times one request can be preempted")
+    max_preemptions: int = option(3, "maximum number of times one request can be preempted", at_least=1)
     queue_timeout_s: float | None = option(
-        None, "seconds a request may wait before it first starts. By default no limit"
+        None, "seconds a request may wait before it first starts. By default no limit", positive=True
     )
     running_timeout_s: float | None = option(
-        None, "seconds a request may run after it first started. By default no limit"
+        None, "seconds a request may run after it first started. By default no limit", positive=True
     )
-    max_sessions: int = option(1024, "maximum number of open sessions")
-    max_session_tokens: int = option(16 << 20, "maximum number of tokens in all sessions together")
+    max_sessions: int = option(1024, "maximum number of open sessions", at_least=1)
+    max_session_tokens: int = option(
+        16 << 20, "maximum number of tokens in all sessions together", at_least=1
+    )
     eviction_policy: str = option(
         "lru",
         "which cached prefix is evicted first when memory is needed: lru (least recently used), lfu (least "
@@ -56,6 +61,7 @@ class SchedulerOptions:
         1.0,
         "multiplier for the estimate of how many of their max_new_tokens running requests will use; above 1 "
         "admits fewer requests at a time",
+        positive=True,
     )
     radix_cache: bool = option(True, "cache the KV of prefixes for later requests")
     jump_forward: bool = option(True, "append text that a constraint forces without decoding it")
@@ -63,10 +69,13 @@ class SchedulerOptions:
         True,
         "lead constrained outputs to a valid end before max_new_tokens is reached, so that they always parse",
     )
-    max_rejections: int = option(32, "maximum number of rollbacks of one output whose constraint rejects it")
+    max_rejections: int = option(
+        32, "maximum number of rollbacks of one output whose constraint rejects it", at_least=0
+    )
     max_taken_back: int = option(
         256,
         "maximum number of tokens rolled back this way, or 4 * max_new_tokens if that is more",
+        at_least=1,
     )
 
 
@@ -86,32 +95,7 @@ class SchedulerConfig(SchedulerOptions):
     speculation: SpeculationConfig = NO_SPECULATION
 
     def __post_init__(self) -> None:
-        numbers = {
-            "page_size": self.page_size,
-            "max_running_requests": self.max_running_requests,
-            "max_waiting_requests": self.max_waiting_requests,
-            "chunked_prefill_size": self.chunked_prefill_size,
-            "max_prefill_tokens": self.max_prefill_tokens,
-            "context_length": 1 if self.context_length is None else self.context_length,
-            "preemption_threshold": 1 if self.preemption_threshold is None else self.preemption_threshold,
-            "max_preemptions": self.max_preemptions,
-            "max_sessions": self.max_sessions,
-            "max_session_tokens": self.max_session_tokens,
-            "max_taken_back": self.max_taken_back,
-        }
-        for name, value in numbers.items():
-            if value < 1:
-                raise BadRequest(f"must be at least 1, got {value}", where=name)
-        if self.max_rejections < 0:
-            raise BadRequest(f"must be at least 0, got {self.max_rejections}", where="max_rejections")
-        positive = {
-            "conservativeness": self.conservativeness,
-            "queue_timeout_s": 1.0 if self.queue_timeout_s is None else self.queue_timeout_s,
-            "running_timeout_s": 1.0 if self.running_timeout_s is None else self.running_timeout_s,
-        }
-        for name, amount in positive.items():
-            if not 0 < amount < float("inf"):
-                raise BadRequest(f"must be a positive number, got {amount}", where=name)
+        check(self)
 
     def tuned(self, values: Mapping[str, Any], tunable: Sequence[str] = TUNABLE) -> SchedulerConfig:
         """A copy with other values of `tunable` settings. Raises BadRequest for an unknown name or an invalid

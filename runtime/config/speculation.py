@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from runtime.config.checkpoints import find_checkpoint
-from runtime.config.encoder import read_spec
-from runtime.config.model import ModelSpec
-from runtime.protocol.errors import BadRequest, ModelLoadError
+from runtime.config.options import option
+from runtime.protocol.errors import BadRequest
 from runtime.protocol.server_names import SPECULATION
 
 ALGORITHMS = SPECULATION
@@ -28,29 +25,53 @@ class SpeculationConfig:
     min_match: int = 2
     max_match: int = 12
 
-    @classmethod
-    def of(
-        cls,
-        algorithm: str | None,
-        *,
-        model: str | None,
-        steps: int | None,
-        tokens: int | None,
-        min_match: int,
-        max_match: int,
-    ) -> SpeculationConfig:
-        """From the options of those names. `tokens`: verified in one step, including the certain one;
-        `steps`: of the draft model, one per draft. Raises BadRequest naming the option."""
-        name = None if algorithm is None else algorithm.upper()
-        if name is None:
-            for option, value in (("draft_model_path", model), ("num_steps", steps)):
+
+NO_SPECULATION = SpeculationConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Options of EngineConfig."""
+
+    speculative_algorithm: str | None = option(
+        None,
+        "speculative decoding, which does not change outputs: NGRAM (guess the tokens that followed the "
+        "same tokens earlier in the request's text) or STANDALONE (guess with a smaller model). By default "
+        "off",
+    )
+    speculative_draft_model_path: str | None = option(
+        None, "with STANDALONE: checkpoint of the draft model; it must have the same vocabulary"
+    )
+    speculative_num_draft_tokens: int | None = option(
+        None,
+        "maximum number of tokens per sequence that a pass verifies, the certain one included. By default "
+        "12 with NGRAM, 4 with STANDALONE",
+        within=(2, 128),
+    )
+    speculative_num_steps: int | None = option(
+        None, "with STANDALONE: number of passes of the draft model, one per guessed token", within=(1, 127)
+    )
+    speculative_ngram_min_match_window_size: int = option(
+        2, "with NGRAM: minimum number of tokens that must match earlier text"
+    )
+    speculative_ngram_max_match_window_size: int = option(
+        12, "with NGRAM: maximum number of tokens compared; the longest match is used"
+    )
+
+    def speculation(self) -> SpeculationConfig:
+        """Raises BadRequest naming the option."""
+        algorithm, model = self.speculative_algorithm, self.speculative_draft_model_path
+        tokens, steps = self.speculative_num_draft_tokens, self.speculative_num_steps
+        if algorithm is None:
+            for name, value in (("draft_model_path", model), ("num_steps", steps)):
                 if value is not None:
                     raise BadRequest(
                         "has no effect without speculative_algorithm",
-                        where=f"speculative_{option}",
+                        where=f"speculative_{name}",
                         hint="--speculative-algorithm STANDALONE",
                     )
-            return cls()
+            return NO_SPECULATION
+        name = algorithm.upper()
         if name not in ALGORITHMS:
             raise BadRequest(
                 f"must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}", where="speculative_algorithm"
@@ -62,41 +83,20 @@ class SpeculationConfig:
                 hint="--speculative-draft-model-path",
             )
         if name == "NGRAM" and (model is not None or steps is not None):
-            option = "draft_model_path" if model is not None else "num_steps"
-            raise BadRequest("NGRAM has no draft model", where=f"speculative_{option}", hint="leave it out")
-        if tokens is not None and not 2 <= tokens <= 128:
-            raise BadRequest(f"must be in 2 to 128, got {tokens}", where="speculative_num_draft_tokens")
-        if steps is not None and not 1 <= steps <= 127:
-            raise BadRequest(f"must be in 1 to 127, got {steps}", where="speculative_num_steps")
+            option_name = "speculative_num_steps" if model is None else "speculative_draft_model_path"
+            raise BadRequest("NGRAM has no draft model", where=option_name, hint="leave it out")
         if steps is not None and tokens is not None and steps != tokens - 1:
             raise BadRequest(
                 f"must be speculative_num_draft_tokens - 1 = {tokens - 1}, got {steps}",
                 where="speculative_num_steps",
             )
-        if not 1 <= min_match <= max_match <= 64:
+        least = self.speculative_ngram_min_match_window_size
+        most = self.speculative_ngram_max_match_window_size
+        if not 1 <= least <= most <= 64:
             raise BadRequest(
                 f"must be in 1 to speculative_ngram_max_match_window_size, and that at most 64, got "
-                f"{min_match} and {max_match}",
+                f"{least} and {most}",
                 where="speculative_ngram_min_match_window_size",
             )
         drafts = steps if tokens is None else tokens - 1
-        return cls(name, drafts or DEFAULT_DRAFTS[name], min_match, max_match)
-
-
-NO_SPECULATION = SpeculationConfig()
-
-
-def draft_spec(spec: ModelSpec, where: str) -> tuple[Path, ModelSpec]:
-    """The checkpoint at `where`, and its shape. Raises ModelLoadError if it cannot draft for a model like
-    `spec`."""
-    folder = find_checkpoint(where)
-    small = read_spec(folder)
-    if not isinstance(small, ModelSpec):
-        raise ModelLoadError("a draft model must be a decoder, this is an encoder", where=where)
-    if small.vocab_size != spec.vocab_size:
-        raise ModelLoadError(
-            f"the draft model has {small.vocab_size} ids, the model {spec.vocab_size}",
-            where=where,
-            hint="they must share their vocabulary: take one of the same family",
-        )
-    return folder, small
+        return SpeculationConfig(name, drafts or DEFAULT_DRAFTS[name], least, most)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from runtime.config.disaggregation import DisaggregationConfig
+from runtime.config.engine import EngineConfig
 from runtime.disagg.decode import DecodeStage
 from runtime.disagg.peers import Hosts, Peers
 from runtime.disagg.prefill import PrefillStage
@@ -23,10 +23,10 @@ from runtime.scheduler.stage import Stage
 log = logging.getLogger(__name__)
 
 
-def open_peers(config: DisaggregationConfig, memory: KVMemory | None, rows: int) -> Peers | None:
+def open_peers(config: EngineConfig, memory: KVMemory | None, rows: int) -> Peers | None:
     """This engine's end of a pair; None where it computes prompts and outputs itself. `rows`: requests whose
     KV moves at once, at most. Raises BadRequest and TransferError."""
-    if config.mode == "null":
+    if config.disaggregation_mode == "null":
         return None
     if memory is None:
         raise BadRequest(
@@ -34,22 +34,23 @@ def open_peers(config: DisaggregationConfig, memory: KVMemory | None, rows: int)
             where="disaggregation_mode",
             hint="on a GPU, start it with runner_process=False, and without tp_size",
         )
-    key = None if config.key is None else hashlib.sha256(config.key.encode()).digest()
+    secret = config.disaggregation_key
+    key = None if secret is None else hashlib.sha256(secret.encode()).digest()
     options = TransferOptions(
-        host=config.host,
+        host=config.disaggregation_host,
         key=key,
-        bootstrap_timeout=config.timeout_s,
-        waiting_timeout=config.timeout_s,
-        heartbeat=config.heartbeat_s,
+        bootstrap_timeout=config.disaggregation_timeout_s,
+        waiting_timeout=config.disaggregation_timeout_s,
+        heartbeat=config.disaggregation_heartbeat_s,
         faults=Faults.of_environment(),
     ).verify()
     buffers = MetadataBuffers(rows)
-    transfers = KV_TRANSFERS.load(config.transfer_backend)(memory, buffers, options)
+    transfers = KV_TRANSFERS.load(config.disaggregation_transfer_backend)(memory, buffers, options)
     server: BootstrapServer | None = None
     bootstrap = None
     try:
-        if config.mode == "prefill":
-            server = BootstrapServer(config.host, config.bootstrap_port, key)
+        if config.disaggregation_mode == "prefill":
+            server = BootstrapServer(config.disaggregation_host, config.disaggregation_bootstrap_port, key)
             bootstrap = server.address
             transfers.listen(bootstrap)
             log.info("bootstrap server on %s", bootstrap)
@@ -63,16 +64,16 @@ def open_peers(config: DisaggregationConfig, memory: KVMemory | None, rows: int)
         FakeManager(memory, buffers),
         MetadataAllocator(buffers),
         memory,
-        Hosts(config.allowed_hosts),
+        Hosts(config.disaggregation_allowed_hosts),
         bootstrap,
         None if server is None else server.close,
     )
 
 
-def stage_of(config: DisaggregationConfig, peers: Peers | None) -> Callable[..., Stage]:
+def stage_of(config: EngineConfig, peers: Peers | None) -> Callable[..., Stage]:
     """Makes a scheduler's stage."""
     if peers is None:
         return Stage
-    if config.mode == "prefill":
+    if config.disaggregation_mode == "prefill":
         return partial(PrefillStage, peers=peers)
-    return partial(DecodeStage, peers=peers, reserved=config.reserved_tokens)
+    return partial(DecodeStage, peers=peers, reserved=config.num_reserved_decode_tokens)

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from runtime.config.checkpoints import draft_spec
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
-from runtime.config.speculation import draft_spec
 from runtime.disagg.transfer.memory import KVMemory
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Adapter, Image, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask

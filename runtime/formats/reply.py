@@ -4,12 +4,12 @@ Every API renders the same events. Knows no API, no ids and no tokenizer."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from runtime.formats.reasoning.splitter import ReasoningSplitter, TextMarks
-from runtime.formats.reasoning.types import AnySplitter, ReasoningType, splitter_by, splitter_of
+from runtime.formats.reasoning.marks import Marks, ReasoningType
+from runtime.formats.reasoning.splitter import AnySplitter, ReasoningSplitter, splitter_by, splitter_of
 from runtime.formats.tools.parser import FunctionCallParser
 from runtime.formats.tools.types import StreamingParseResult
 from runtime.protocol.io_struct import OutputDelta
@@ -37,37 +37,6 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
 ReplyEvent: TypeAlias = ReasoningDelta | ContentDelta | ToolCallDelta
 
 
-class ToolCallSplitter(Protocol):
-    """Splits the text after the reasoning, in pieces of any size: the events add up to the same result."""
-
-    def feed(self, text: str) -> list[ReplyEvent]: ...
-
-    def end(self) -> list[ReplyEvent]: ...
-
-
-class NoToolCalls:
-    """All text is content."""
-
-    def feed(self, text: str) -> list[ReplyEvent]:
-        return [ContentDelta(text)] if text else []
-
-    def end(self) -> list[ReplyEvent]:
-        return []
-
-
-class ToolCalls:
-    """Calls in a model's format."""
-
-    def __init__(self, parser: FunctionCallParser) -> None:
-        self._parser = parser
-
-    def feed(self, text: str) -> list[ReplyEvent]:
-        return _events(self._parser.parse_stream_chunk(text)) if text else []
-
-    def end(self) -> list[ReplyEvent]:
-        return _events(self._parser.parse_stream_end())
-
-
 def _events(result: StreamingParseResult) -> list[ReplyEvent]:
     content: list[ReplyEvent] = [ContentDelta(result.normal_text)] if result.normal_text else []
     return content + [ToolCallDelta(item.tool_index, item.name, item.parameters) for item in result.calls]
@@ -84,11 +53,6 @@ def _closed(meta: Mapping[str, Any]) -> bool:
     return bool((meta.get("grammar") or {}).get("closed_by_budget"))
 
 
-def _ends_reasoning(event: ReplyEvent) -> bool:
-    """Whether the event shows that the reasoning has ended."""
-    return not isinstance(event, ContentDelta) or bool(event.text)
-
-
 class ReplyParser:
     """One reply. It is fed the deltas of a stream, or a whole output, and keeps the results:
 
@@ -102,15 +66,16 @@ class ReplyParser:
     The end of an output that was_cut() creates no call: if none has begun, the text is content; a call that a
     stream has begun stays as the model left it, without the engine's text.
 
-    marks: of the model's reasoning; None: it is not separated. apart: separate it whenever the text shows it,
-    not only if it was requested. kind: how such a model marks it, if given. held: return all reasoning at its
+    marks: of the model's reasoning; None: it is not separated. tools: parses the text after the reasoning;
+    None: all of it is content. apart: separate the reasoning whenever the text shows it, not only if it was
+    requested. kind: how such a model marks it, if given. held: return all reasoning at its
     end. Unless the output was cut, any split of it into deltas gives the same reasoning and content.
     """
 
     def __init__(
         self,
-        marks: TextMarks | None = None,
-        tools: ToolCallSplitter | None = None,
+        marks: Marks | None = None,
+        tools: FunctionCallParser | None = None,
         *,
         apart: bool = False,
         kind: ReasoningType | None = None,
@@ -119,9 +84,9 @@ class ReplyParser:
         self.events: list[ReplyEvent] = []
         self.output: OutputDelta | None = None
         self.is_first = True
-        self._marks, self._tools = marks, tools or NoToolCalls()
+        self._marks, self._tools = marks, tools
         self._apart, self._kind, self._held = apart and marks is not None, kind, held
-        self._untold: list[str] = []  # held reasoning
+        self._held_reasoning: list[str] = []
         self._splitter: AnySplitter | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
@@ -155,12 +120,12 @@ class ReplyParser:
         ended = meta.get("finish_reason") is not None
         if self._marks is not None and "answer_start" in meta:
             self._apart = False
-            reasoning, text = self._split(self._marks, output, ended)
+            reasoning, text = self._by_boundary(self._marks, output, ended)
         elif self._marks is not None and self._apart:
-            reasoning, text = self._seen(self._marks, output, ended)
+            reasoning, text = self._by_text(self._marks, output, ended)
         else:
             reasoning, text = "", output.text
-        events = self._taken_apart(text, ended)
+        events = self._parsed(text, ended)
         for one in events:
             match one:
                 case ContentDelta(text=piece):
@@ -173,17 +138,18 @@ class ReplyParser:
             events = [ContentDelta(""), *events]
         if reasoning:
             self._reasoning.append(reasoning)
-            self._untold.append(reasoning)
-        if self._untold and (ended or not self._held or any(map(_ends_reasoning, events))):
-            events = [ReasoningDelta("".join(self._untold)), *events]
-            self._untold.clear()
+            self._held_reasoning.append(reasoning)
+        complete = ended or any(not isinstance(one, ContentDelta) or one.text for one in events)
+        if self._held_reasoning and (complete or not self._held):
+            events = [ReasoningDelta("".join(self._held_reasoning)), *events]
+            self._held_reasoning.clear()
         self.events = events
 
     @property
     def was_cut(self) -> bool:
         return was_cut(self.meta)
 
-    def _taken_apart(self, text: str, ended: bool) -> list[ReplyEvent]:
+    def _parsed(self, text: str, ended: bool) -> list[ReplyEvent]:
         """The events of the next piece of text after the reasoning."""
         if not self.calls:
             self._answer.append(text)
@@ -193,10 +159,12 @@ class ReplyParser:
                 return [ContentDelta(rest)] if rest else []
             if _closed(self.meta):
                 return []
-        events = self._tools.feed(text)
-        return events + self._tools.end() if ended else events
+        if self._tools is None:
+            return [ContentDelta(text)] if text else []
+        events = _events(self._tools.parse_stream_chunk(text)) if text else []
+        return events + _events(self._tools.parse_stream_end()) if ended else events
 
-    def _seen(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
+    def _by_text(self, marks: Marks, output: OutputDelta, ended: bool) -> tuple[str, str]:
         """Reasoning in the text, or begun by the prompt."""
         if self._splitter is None:
             begun = output.meta.get("reasoning_begun")
@@ -207,21 +175,20 @@ class ReplyParser:
                 self._splitter = splitter_of(self._kind)
             else:
                 self._splitter = splitter_by(marks, begun=bool(begun))
-        reasoning, text = self._splitter.feed(output.text)
-        if ended:
-            more, rest = self._splitter.end()
-            return reasoning + more, text + rest
-        return reasoning, text
+        return _with_rest(self._splitter.feed(output.text), self._splitter, ended)
 
-    def _split(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
+    def _by_boundary(self, marks: Marks, output: OutputDelta, ended: bool) -> tuple[str, str]:
+        """The engine found where the answer starts."""
         meta = output.meta
         if not isinstance(self._splitter, ReasoningSplitter):
             # Constrained text is exact; other text begins with the separator after the mark.
             self._splitter = ReasoningSplitter(
-                [marks], begun=True, boundary_given=True, exact="grammar" in meta
+                [marks], begun=True, known_boundary=True, exact="grammar" in meta
             )
-        reasoning, text = self._splitter.feed(output.text, meta["answer_start"])
-        if ended:
-            more, rest = self._splitter.end()
-            return reasoning + more, text + rest
-        return reasoning, text
+        return _with_rest(self._splitter.feed(output.text, meta["answer_start"]), self._splitter, ended)
+
+
+def _with_rest(pieces: tuple[str, str], splitter: AnySplitter, ended: bool) -> tuple[str, str]:
+    """Reasoning and answer, with what the splitter still holds if the output has ended."""
+    more, rest = splitter.end() if ended else ("", "")
+    return pieces[0] + more, pieces[1] + rest

@@ -439,7 +439,7 @@ class _Loader:
     def _qk_norm(self, number: int) -> Norm | None:
         """One norm for query and key heads together: weight [heads + kv_heads, head_dim]."""
         spec, names, shard = self.spec, self.names, self.shard
-        if spec.qk_norm_over == "turned_head":
+        if spec.qk_norm_scope == "turned_head":
             weight = torch.ones(spec.head_dim, dtype=self.weights.dtype, device=self.weights.device)
             return None if spec.ropes[number] is None else RMSNorm(weight, spec.norm_eps)
         weights = []
@@ -449,7 +449,7 @@ class _Loader:
         ):
             name = name.format(layer=number)
             own = slice(heads.start, heads.stop)
-            match spec.qk_norm_over:
+            match spec.qk_norm_scope:
                 case "head":
                     weight = self.weights.tensor(name, (spec.head_dim,)).expand(len(heads), -1)
                 case "each_head":
@@ -458,9 +458,9 @@ class _Loader:
                     flat = self.weights.tensor(name, (count * spec.head_dim,))
                     weight = flat.view(count, spec.head_dim)[own]
                 case _:
-                    raise ValueError(f"unknown kind of norm {spec.qk_norm_over!r}")
+                    raise ValueError(f"unknown kind of norm {spec.qk_norm_scope!r}")
             weights.append(weight)
-        if spec.qk_norm_over == "heads":
+        if spec.qk_norm_scope == "heads":
             return AllHeadsNorm(torch.cat(weights), len(shard.heads(spec)), spec.norm_eps, self.group)
         return self._norm_of(torch.cat(weights), names.query_norm)
 

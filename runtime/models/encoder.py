@@ -170,7 +170,7 @@ class Encoder:
         with Checkpoint(directory) as checkpoint:
             family: EncoderFamily = ENCODERS.load(spec.architecture)
             # A model without a head is saved without the prefix, one with a head with it; the head has none.
-            bare = f"{family.names.words}.weight" in checkpoint
+            bare = f"{family.names.tokens}.weight" in checkpoint
             weights = Weights(checkpoint, dtype, device, "" if bare else family.prefix)
             encoder = _Loader(weights, spec, family, method).encoder()
             checkpoint.finish(family.names.ignored)
@@ -189,7 +189,7 @@ class _Loader:
     def encoder(self) -> Encoder:
         spec, names = self.spec, self.family.names
         tables = EmbeddingTables(
-            self._table(names.words, spec.vocab_size),
+            self._table(names.tokens, spec.vocab_size),
             self._table(names.positions, spec.table_positions),
             self._table(names.token_types, spec.token_types)
             if names.token_types and spec.token_types

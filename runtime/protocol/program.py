@@ -221,7 +221,7 @@ class Gen(Node, Generic[V]):
     structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
     others then follows from it. `retries`: how often it is asked for again where its text is no such value.
     `reasoning`: how the model marks its thoughts, where they are to be kept
-    apart from the answer (a name of runtime.formats.reasoning.types, or "auto")."""
+    apart from the answer (a name of runtime.formats.reasoning.marks, or "auto")."""
 
     KIND: ClassVar[str] = "gen"
     name: str | None = None

@@ -9,7 +9,7 @@ the event loop. `sse.py` writes streams and closes what they wait for when the c
 
 Replies (`formats/reply.py`): the APIs feed each item's deltas to a `ReplyParser` (reasoning splitter,
 then tool-call splitter) and render its events; `server/replies.py` drives them, streamed or whole. Where
-the reasoning ends is found once, by `formats/reasoning/boundary.py`, in the ids where the mark is a token
+the reasoning ends is found once, by `ReasoningBoundary` of the frontend, in the ids where the mark is a token
 of its own; `splitter.py` cuts the text there, for the language too. Any split of an output into deltas
 gives the same events.
 """

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 import msgspec
 
-from runtime.formats.reply import ToolCalls
 from runtime.formats.tools.constraints import ToolConstraint, calls_or_json, structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
 from runtime.formats.tools.types import Tool, tools_of
@@ -92,13 +91,13 @@ class ToolUse(NamedTuple):
             return names
         return {**names, self.constraint.kind: names.get(self.replaced, self.replaced)}
 
-    def splitter(self, *, whole: bool = False) -> ToolCalls | None:
+    def splitter(self, *, whole: bool = False) -> FunctionCallParser | None:
         """For one reply. whole: calls are given out when they are whole, also where a constraint is sure of
         them."""
         if self.key is None:
             return None
         incremental = self.constraint is not None and not whole
-        return ToolCalls(FunctionCallParser(self.tools, self.key, incremental=incremental))
+        return FunctionCallParser(self.tools, self.key, incremental=incremental)
 
     def new_id(self, index: int, name: str) -> str:
         """Of a call. Kimi's are numbered through the conversation, and shown to the model again."""

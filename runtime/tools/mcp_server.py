@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from runtime.formats.schema_walk import trimmed
+from runtime.formats.tools.schema import trimmed
 from runtime.formats.tools.types import Tool
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import Registry

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.formats.reasoning.types import split_reasoning
+from runtime.formats.reasoning.splitter import split_reasoning
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.messages import RAW_ROLE

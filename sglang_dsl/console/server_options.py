@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.formats.reasoning.types import AUTO, REASONING_TYPES
+from runtime.formats.reasoning.marks import AUTO, REASONING_TYPES
 from runtime.protocol import server_names
 from runtime.protocol.errors import NotSupported
 from sglang_dsl.errors import Unsupported, warn

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_args, get_origin
 
-from runtime.formats.schema_walk import rewritten
+from runtime.formats.tools.schema import rewritten
 from runtime.formats.tools.types import Tool as Described
 from runtime.protocol.registry import MissingExtra, Registry
 from sglang_dsl.concurrency.loop import background

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from runtime.config.gguf.header import Header, read_header
 from runtime.config.gguf.settings import settings
-from runtime.config.gguf.vocabulary import tokenizer
 from runtime.protocol.errors import ModelLoadError
 
 SUFFIX = ".gguf"
@@ -72,9 +71,12 @@ def _fill(target: Path, file: Path, beside: list[Path]) -> None:
     tensors = {name: info for header in headers for name, info in header.tensors.items()}
     header = Header(headers[0].path, headers[0].values, tensors)
     config = settings(header, frequencies)
-    own = {one.name for one in beside}
+    names = {one.name for one in beside}
     texts = {"config.json": config}
-    if "tokenizer.json" not in own:
+    if "tokenizer.json" not in names:
+        # Only needed here: the library takes long to import.
+        from runtime.config.gguf.vocabulary import tokenizer
+
         texts["tokenizer.json"], texts["tokenizer_config.json"] = tokenizer(header)
     for name, values in texts.items():
         text = json.dumps(values, ensure_ascii=True)

@@ -6,11 +6,15 @@ pair encoding ("llama": tokens and scores, which determine the merges).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from runtime.config.fields import Fields
 from runtime.config.gguf.header import Header
+from runtime.protocol.errors import ModelLoadError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens."""
@@ -30,6 +34,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 }
 """tokenizer.ggml.pre -> the patterns that split a text into words, applied in order."""
 _SPACE = "\u2581"
+_HINT = "put the model's tokenizer.json and tokenizer_config.json beside the file"
 
 
 def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,35 +45,31 @@ def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
     if not tokens or len(kinds) != len(tokens):
         raise fields.fail(f"has {len(tokens)} tokens but {len(kinds)} token types")
     model = fields.text("tokenizer.ggml.model", "")
-    match model:
-        case "gpt2":
-            parts = _byte_level(fields, tokens)
-        case "llama":
-            parts = _sentence_piece(fields, tokens, kinds)
-        case _:
-            raise fields.fail(
-                f"the vocabulary {model!r} is not supported; known: gpt2, llama",
-                "put the model's tokenizer.json and tokenizer_config.json beside the file",
+    try:
+        match model:
+            case "gpt2":
+                made = _byte_level(fields, tokens)
+            case "llama":
+                made = _sentence_piece(fields, tokens, kinds)
+            case _:
+                raise fields.fail(f"the vocabulary {model!r} is not supported; known: gpt2, llama", _HINT)
+        for special, meant in ((True, (UNKNOWN, CONTROL)), (False, (USER_DEFINED,))):
+            texts = [token for token, kind in zip(tokens, kinds) if kind in meant]
+            added = [AddedToken(text, normalized=False, special=special) for text in texts]
+            (made.add_special_tokens if special else made.add_tokens)(added)
+        begins = fields.flag("tokenizer.ggml.add_bos_token", model == "llama")
+        bos = fields.values.get("tokenizer.ggml.bos_token_id")
+        if begins and type(bos) is int and bos < len(tokens):
+            made.post_processor = processors.TemplateProcessing(
+                single=[tokens[bos], "$A"],
+                pair=[tokens[bos], "$A", tokens[bos], "$B"],
+                special_tokens=[(tokens[bos], bos)],
             )
-    added = [
-        {
-            "id": number,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind != USER_DEFINED,
-        }
-        for number, (token, kind) in enumerate(zip(tokens, kinds))
-        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
-    ]
-    begins = fields.flag("tokenizer.ggml.add_bos_token", model == "llama")
-    bos = fields.values.get("tokenizer.ggml.bos_token_id")
-    config = _config(fields, tokens, begins)
-    post = _begins_with(tokens[bos], bos) if begins and type(bos) is int and bos < len(tokens) else None
-    data = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
-    return {**data, **parts, "post_processor": post}, config
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises nothing more specific
+        raise fields.fail(f"has a vocabulary that cannot be used: {error}", _HINT) from error
+    return json.loads(made.to_str()), _config(fields, tokens, begins)
 
 
 def _config(fields: Fields, tokens: Sequence[str], begins: bool) -> dict[str, Any]:
@@ -85,89 +86,47 @@ def _config(fields: Fields, tokens: Sequence[str], begins: bool) -> dict[str, An
     return config
 
 
-def _begins_with(token: str, number: int) -> dict[str, Any]:
-    def piece(kind: str, name: str) -> dict[str, Any]:
-        return {kind: {"id": name, "type_id": 0}}
-
-    start = piece("SpecialToken", token)
-    return {
-        "type": "TemplateProcessing",
-        "single": [start, piece("Sequence", "A")],
-        "pair": [start, piece("Sequence", "A"), start, piece("Sequence", "B")],
-        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
-    }
-
-
-def _model(tokens: Sequence[str], merges: Sequence[Sequence[str]], **changes: Any) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": {token: number for number, token in enumerate(tokens)},
-        "merges": merges,
-        **changes,
-    }
-
-
-def _byte_level(fields: Fields, tokens: Sequence[str]) -> dict[str, Any]:
+def _byte_level(fields: Fields, tokens: Sequence[str]) -> Tokenizer:
     kind = fields.text("tokenizer.ggml.pre", "gpt-2")
     if kind not in SPLITS:
-        raise fields.fail(
-            f"the pre-tokenizer {kind!r} is not supported; known: {', '.join(SPLITS)}",
-            "put the model's tokenizer.json and tokenizer_config.json beside the file",
-        )
-    cuts = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in SPLITS[kind]
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    merges = [line.split(" ", 1) for line in fields.names("tokenizer.ggml.merges")]
-    return {
-        # Only Qwen's tokenizers normalise.
-        "normalizer": {"type": "NFC"} if SPLITS[kind] == (_QWEN2,) else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, byte_level]},
-        "decoder": byte_level,
-        # Llama 3 uses a token for a whole word if there is one, ignoring the merges.
-        "model": _model(tokens, merges, ignore_merges=SPLITS[kind] == (_LLAMA3,)),
-    }
+        raise fields.fail(f"the pre-tokenizer {kind!r} is not supported; known: {', '.join(SPLITS)}", _HINT)
+    merges = [tuple(line.split(" ", 1)) for line in fields.names("tokenizer.ggml.merges")]
+    # Llama 3 uses a token for a whole word if there is one, ignoring the merges.
+    made = Tokenizer(models.BPE(_numbers(tokens), merges, ignore_merges=SPLITS[kind] == (_LLAMA3,)))
+    if SPLITS[kind] == (_QWEN2,):  # only Qwen's tokenizers normalise
+        made.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[kind]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    made.decoder = decoders.ByteLevel()
+    return made
 
 
-def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
     scores = fields.values.get("tokenizer.ggml.scores") or []
     if len(scores) != len(tokens):
         raise fields.fail(f"has {len(tokens)} tokens but {len(scores)} scores")
     unknown = next((token for token, kind in zip(tokens, kinds) if kind == UNKNOWN), None)
-    spaces = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+    merges = _merges(tokens, kinds, scores)
+    made = Tokenizer(
+        models.BPE(_numbers(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in kinds)
+    )
     front = fields.flag("tokenizer.ggml.add_space_prefix", True)
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if front else []
-    return {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [*([{"type": "Prepend", "prepend": _SPACE}] if front else []), *spaces],
-        },
-        "pre_tokenizer": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                *strip,
-            ],
-        },
-        "model": _model(
-            tokens,
-            _merges(tokens, kinds, scores),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=BYTE in kinds,
-        ),
-    }
+    spaces = normalizers.Replace(" ", _SPACE)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if front else [spaces])
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if front else []),
+        ]
+    )
+    return made
+
+
+def _numbers(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
 
 
 def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:

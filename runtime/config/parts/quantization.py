@@ -40,19 +40,19 @@ class Quantization:
     zeros_less_one: bool = False
 
 
-def check_wish(stored: Quantization | None, wished: str | None) -> None:
-    """Raise BadRequest if the checkpoint's matrices cannot be loaded as `wished` (None: as they are)."""
-    if wished is None or (stored is not None and wished in (stored.method, FROM_ANY)):
+def check_requested(stored: Quantization | None, requested: str | None) -> None:
+    """Raise BadRequest if the checkpoint's matrices cannot be loaded as `requested` (None: as they are)."""
+    if requested is None or (stored is not None and requested in (stored.method, FROM_ANY)):
         return
     if stored is not None:
         raise BadRequest(
-            f"is {wished!r}, but the checkpoint is quantised as {stored.method!r}",
+            f"is {requested!r}, but the checkpoint is quantised as {stored.method!r}",
             where="quantization",
             hint=f"leave it out; on the CPU, {FROM_ANY} computes its numbers in integers",
         )
-    if wished not in ON_LOAD:
+    if requested not in ON_LOAD:
         raise BadRequest(
-            f"is {wished!r}, but the checkpoint is not quantised; possible for it: {', '.join(ON_LOAD)}",
+            f"is {requested!r}, but the checkpoint is not quantised; possible for it: {', '.join(ON_LOAD)}",
             where="quantization",
             hint="leave it out, or use a checkpoint quantised that way",
         )

@@ -5,37 +5,42 @@ It starts nothing and does not import Ray.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
-from runtime.config.options import option, read
+from runtime.config.options import Config, option
 from runtime.protocol.errors import BadRequest
 
 ENGINES = ("local", "ray")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasConfig:
-    """`ReplicasConfig.of(...)` checks names, types and ranges."""
+@dataclass(frozen=True, kw_only=True)
+class ReplicasConfig(Config):
+    """Options of replicas; the ones that begin with `ray:` have no effect on a local server."""
+
+    label = "replicas"
 
     engine: str = option(
         "local",
         "local: one server on this machine; ray: replicas on Ray Serve, behind a router",
         choices=ENGINES,
     )
-    replicas: int = option(1, "ray: number of servers; with --max-replicas, the minimum")
+    replicas: int = option(1, "ray: number of servers; with --max-replicas, the minimum", at_least=1)
     max_replicas: int | None = option(
         None, "ray: maximum number of servers when scaling with the load. By default the number is fixed"
     )
     target_requests: float = option(
-        16.0, "ray: average number of running requests per replica that scaling aims at"
+        16.0, "ray: average number of running requests per replica that scaling aims at", positive=True
     )
-    upscale_delay_s: float = option(5.0, "ray: seconds of higher load before replicas are added")
-    downscale_delay_s: float = option(120.0, "ray: seconds of lower load before replicas are removed")
+    upscale_delay_s: float = option(5.0, "ray: seconds of higher load before replicas are added", at_least=0)
+    downscale_delay_s: float = option(
+        120.0, "ray: seconds of lower load before replicas are removed", at_least=0
+    )
     pairs: bool = option(False, "ray: each replica is a prefill and a decode server on the same machine")
-    replica_cpus: float = option(1.0, "ray: CPUs reserved for each server, on one machine")
-    replica_gpus: float = option(0.0, "ray: GPUs reserved for each server, on one machine; --tp N needs N")
+    replica_cpus: float = option(1.0, "ray: CPUs reserved for each server, on one machine", at_least=0)
+    replica_gpus: float = option(
+        0.0, "ray: GPUs reserved for each server, on one machine; --tp N needs N", at_least=0
+    )
     surge: bool = option(
         True,
         "ray: in a rolling restart (SIGHUP), start a new replica before an old one ends, which needs room "
@@ -54,13 +59,8 @@ class ReplicasConfig:
         2,
         "ray: maximum number of times a request is sent to another replica after one fails before its first "
         "token",
+        at_least=0,
     )
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ReplicasConfig:
-        """The config with these options. Raises BadRequest for an unknown name (listing the known ones), or a
-        value of the wrong type or out of range."""
-        return read(cls, options, "replicas").verify()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -72,22 +72,10 @@ class ReplicasConfig:
         """The maximum number of replicas."""
         return self.replicas if self.max_replicas is None else self.max_replicas
 
-    def verify(self) -> ReplicasConfig:
-        """Return self, or raise BadRequest naming the option and its rule."""
-        if self.replicas < 1:
-            raise BadRequest(f"must be at least 1, got {self.replicas}", where="replicas")
+    def verify(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise BadRequest(
                 f"must be at least replicas ({self.replicas}), got {self.max_replicas}", where="max_replicas"
-            )
-        if self.retries < 0:
-            raise BadRequest(f"must be at least 0, got {self.retries}", where="retries")
-        for name in ("upscale_delay_s", "downscale_delay_s", "replica_cpus", "replica_gpus"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise BadRequest(f"must be a number of at least 0, got {getattr(self, name)}", where=name)
-        if not 0 < self.target_requests < float("inf"):
-            raise BadRequest(
-                f"must be a positive number, got {self.target_requests}", where="target_requests"
             )
         if not self.ray_name.strip():
             raise BadRequest("is empty", where="ray_name")

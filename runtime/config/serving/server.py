@@ -6,11 +6,10 @@ It opens no sockets and knows no HTTP beyond the names.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
-from runtime.config.options import help_of, option, options_of, read
+from runtime.config.options import Config, option
 from runtime.protocol.errors import BadRequest
 
 
@@ -32,14 +31,14 @@ LEAST_HEARTBEAT_S = 2.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """`ServerConfig.of(...)` checks names, types and ranges."""
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions(Config):
+    """Options that the server and the router share."""
 
     host: str = option(
         "127.0.0.1", "address to listen on; 0.0.0.0 or :: accepts connections from other machines"
     )
-    port: int = option(30000, "port to listen on; 0 picks a free one, which the log shows")
+    port: int = option(30000, "port to listen on; 0 picks a free one, which the log shows", within=(0, 65535))
     api_key: str | None = option(
         None,
         "API key that clients must send as `Authorization: Bearer KEY`. Prefer SGLANG_DSL_API_KEY or a "
@@ -47,6 +46,91 @@ class ServerConfig:
         secret=True,
     )
     api_key_file: str | None = option(None, "file whose first line is the API key")
+    cors_origins: tuple[str, ...] = option(
+        (), "origins whose web pages may call the server, separated by commas; * allows all. By default none"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "host names by which clients may address the server, besides IP addresses and names without a dot; "
+        "separated by commas, * allows all. By default all if the server accepts other machines or needs a "
+        "key; otherwise none, which protects against DNS rebinding",
+    )
+    forwarded_allow_ips: tuple[str, ...] = option(
+        (),
+        "addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto headers are trusted, "
+        "separated by commas; * trusts all. By default none",
+    )
+    max_body_bytes: int = option(
+        32 << 20, "maximum size of a request body; larger ones get a 413", at_least=1
+    )
+    max_body_values: int = option(
+        1 << 20,
+        "approximate maximum number of values (numbers, strings, lists, objects) in a request body",
+        at_least=1,
+    )
+    max_body_strings: int = option(
+        1 << 17,
+        "approximate maximum number of strings (names of fields included), lists and objects in a request "
+        "body: of all values but numbers, which take less work",
+        at_least=1,
+    )
+    max_bodies_bytes: int = option(
+        512 << 20,
+        "maximum total size of the bodies of all current requests of one worker; one client may use half of "
+        "it",
+        at_least=2,
+    )
+    max_concurrent_requests: int = option(
+        2048, "maximum number of concurrent HTTP requests per worker; more get a 503", at_least=1
+    )
+    max_connections: int = option(
+        4096,
+        "maximum number of connections per worker. When it is reached, the longest idle connection is "
+        "closed. It is lower if the system's limit of open files cannot be raised far enough; the log then "
+        "says so",
+        at_least=1,
+    )
+    max_body_depth: int = option(
+        64, "maximum nesting depth of lists and objects in a request body", at_least=1
+    )
+    header_timeout_s: float = option(
+        15.0, "seconds in which a connection must send the headers of a request", positive=True
+    )
+    body_timeout_s: float = option(60.0, "seconds in which a request must send its body", positive=True)
+    stall_timeout_s: float = option(
+        60.0, "seconds after which a client that does not read its response is disconnected", positive=True
+    )
+    control_timeout_s: float = option(
+        30.0, "seconds the scheduler has to answer a control request such as /pause_generation", positive=True
+    )
+    enable_metrics: bool = option(True, "serve /metrics")
+    metrics_need_key: bool = option(False, "require the API key for /metrics too")
+    access_log: bool = option(
+        False, "log one line per HTTP request: client, path, status, duration, bytes, request id"
+    )
+    log_format: str = option(
+        "text", "write log lines as text, or each as a JSON object", choices=("text", "json")
+    )
+    log_level: str = option("info", "lowest level that is logged", choices=LOG_LEVELS)
+    log_file: str | None = option(
+        None, "also write the log to this file; if it cannot be written, the server runs without it"
+    )
+    drain_timeout_s: float = option(
+        30.0, "seconds that running requests have to finish after SIGTERM or Ctrl-C", at_least=0
+    )
+    ready_file: str | None = option(
+        None, "write a JSON object with the server's url, port and pid to this file when the server is ready"
+    )
+    keep_alive_s: float = option(
+        75.0, "seconds for which an idle HTTP connection is kept open", positive=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(HttpOptions):
+    """Options of the server."""
+
+    label = "server"
     admin_api_key: str | None = option(
         None,
         "API key for admin requests, sent as `Authorization: Bearer KEY`. If set, requests that change the "
@@ -76,81 +160,44 @@ class ServerConfig:
         1,
         "number of processes that handle HTTP and tokenisation, all on the same port. If one dies, only "
         "that one is replaced",
+        at_least=1,
     )
-    cors_origins: tuple[str, ...] = option(
-        (), "origins whose web pages may call the server, separated by commas; * allows all. By default none"
-    )
-    allowed_hosts: tuple[str, ...] = option(
-        (),
-        "host names by which clients may address the server, besides IP addresses and names without a dot; "
-        "separated by commas, * allows all. By default all if the server accepts other machines or needs a "
-        "key; otherwise none, which protects against DNS rebinding",
-    )
-    forwarded_allow_ips: tuple[str, ...] = option(
-        (),
-        "addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto headers are trusted, "
-        "separated by commas; * trusts all. By default none",
-    )
-    max_body_bytes: int = option(32 << 20, "maximum size of a request body; larger ones get a 413")
-    max_batch_items: int = option(1024, "maximum number of prompts times samples (n) in one request")
-    max_body_values: int = option(
-        1 << 20, "approximate maximum number of values (numbers, strings, lists, objects) in a request body"
-    )
-    max_body_strings: int = option(
-        1 << 17,
-        "approximate maximum number of strings (names of fields included), lists and objects in a request "
-        "body: of all values but numbers, which take less work",
-    )
-    max_bodies_bytes: int = option(
-        512 << 20,
-        "maximum total size of the bodies of all current requests of one worker; one client may use half of "
-        "it",
+    max_batch_items: int = option(
+        1024, "maximum number of prompts times samples (n) in one request", at_least=1
     )
     max_encode_chars: int = option(
         64 << 20,
         "maximum number of prompt characters that wait to be tokenised in one worker; one client may use "
         "half of it",
-    )
-    max_concurrent_requests: int = option(
-        2048, "maximum number of concurrent HTTP requests per worker; more get a 503"
-    )
-    max_connections: int = option(
-        4096,
-        "maximum number of connections per worker. When it is reached, the longest idle connection is "
-        "closed. It is lower if the system's limit of open files cannot be raised far enough; the log then "
-        "says so",
-    )
-    max_body_depth: int = option(64, "maximum nesting depth of lists and objects in a request body")
-    header_timeout_s: float = option(15.0, "seconds in which a connection must send the headers of a request")
-    body_timeout_s: float = option(60.0, "seconds in which a request must send its body")
-    stall_timeout_s: float = option(
-        60.0, "seconds after which a client that does not read its response is disconnected"
+        at_least=2,
     )
     stream_comment_s: float = option(
         30.0,
         "seconds without output after which a stream sends a comment, because proxies close silent "
         "connections (nginx after 60 s); 0 disables it. Not sent to aiohttp clients, because code written "
         "for it often parses every line as an event",
-    )
-    control_timeout_s: float = option(
-        30.0, "seconds the scheduler has to answer a control request such as /pause_generation"
+        at_least=0,
     )
     session_timeout_s: float | None = option(
         3600.0,
         "seconds without use after which a session is closed, unless the session sets its own timeout; "
         "none: never",
+        positive=True,
     )
     max_kept_responses: int = option(
-        1024, "maximum number of responses stored for /v1/responses/{id} per worker"
+        1024, "maximum number of responses stored for /v1/responses/{id} per worker", at_least=0
     )
     max_kept_response_bytes: int = option(
         256 << 20,
         "maximum total size of the stored responses; one client may use half of it. The oldest are deleted "
         "first",
+        at_least=0,
     )
-    keep_responses_s: float = option(86400.0, "seconds for which a response is stored")
+    keep_responses_s: float = option(86400.0, "seconds for which a response is stored", positive=True)
     max_answer_bytes: int = option(
-        64 << 20, "approximate maximum size of the log-probabilities and hidden states in one response"
+        64 << 20,
+        "approximate maximum size of the log-probabilities and hidden states in one response",
+        at_least=1,
     )
     incremental_streaming: bool = option(
         False, "streams of /generate send only the new text in each event, instead of the whole text so far"
@@ -159,7 +206,9 @@ class ServerConfig:
         False, "report to OpenAI clients how many prompt tokens came from the cache"
     )
     request_timeout_s: float | None = option(
-        None, "seconds a request may take, unless the request sets its own timeout. By default no limit"
+        None,
+        "seconds a request may take, unless the request sets its own timeout. By default no limit",
+        positive=True,
     )
     tool_server: str | None = option(
         None,
@@ -174,29 +223,24 @@ class ServerConfig:
         "URL of a search engine with {query}, which must return JSON as SearXNG does",
         secret=True,
     )
-    tool_timeout_s: float = option(30.0, "seconds that a tool call, or connecting to a tool server, may take")
-    max_tool_calls: int = option(32, "maximum number of tool calls executed for one response")
+    tool_timeout_s: float = option(
+        30.0, "seconds that a tool call, or connecting to a tool server, may take", positive=True
+    )
+    max_tool_calls: int = option(32, "maximum number of tool calls executed for one response", at_least=1)
     health_timeout_s: float = option(
         20.0,
         "seconds that /health_generate waits for output, and after which /health and /ready report an "
         "engine that does not answer as stuck",
+        positive=True,
     )
     health_generates: bool = option(
         False,
         "let /health generate a token, as /health_generate does; otherwise it checks the same as /ready",
     )
-    enable_metrics: bool = option(True, "serve /metrics")
     metric_names: tuple[str, ...] = option(
         ("sglang", "vllm"),
         "other servers under whose metric names /metrics also exports its values, so that their dashboards "
         "work: sglang, vllm, or none",
-    )
-    metrics_need_key: bool = option(False, "require the API key for /metrics too")
-    access_log: bool = option(
-        False, "log one line per HTTP request: client, path, status, duration, bytes, request id"
-    )
-    log_format: str = option(
-        "text", "write log lines as text, or each as a JSON object", choices=("text", "json")
     )
     otlp_traces_endpoint: str | None = option(
         None,
@@ -204,18 +248,12 @@ class ServerConfig:
         "http://localhost:4318/v1/traces; needs the extra `ops`. By default no traces are sent",
         secret=True,  # it may hold a key
     )
-    log_level: str = option("info", "lowest level that is logged", choices=LOG_LEVELS)
-    log_file: str | None = option(
-        None, "also write the log to this file; if it cannot be written, the server runs without it"
-    )
-    drain_timeout_s: float = option(
-        30.0, "seconds that running requests have to finish after SIGTERM or Ctrl-C"
-    )
     lame_duck_s: float = option(
         0.0,
         "seconds after SIGTERM during which the server still accepts requests while /health and /ready "
         "return 503, so that load balancers can react before connections are refused. A second signal skips "
         "the rest",
+        at_least=0,
     )
     restart: bool = option(
         False,
@@ -225,24 +263,12 @@ class ServerConfig:
         20.0,
         "seconds without a sign of life after which a process of the server counts as hung: an HTTP worker "
         "is replaced, another fails the group. A forward pass has a limit of its own, step_timeout_s",
+        at_least=LEAST_HEARTBEAT_S,
     )
-    restart_limit: int = option(10, "number of failures in a row after which the server no longer restarts")
-    ready_file: str | None = option(
-        None, "write a JSON object with the server's url, port and pid to this file when the server is ready"
+    restart_limit: int = option(
+        10, "number of failures in a row after which the server no longer restarts", at_least=0
     )
     end_with_stdin: bool = option(False, "shut down gracefully when stdin is closed, as on SIGTERM")
-    keep_alive_s: float = option(75.0, "seconds for which an idle HTTP connection is kept open")
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ServerConfig:
-        """The config with these options. Raises BadRequest for an unknown name (listing the known ones), or a
-        value of the wrong type or out of range."""
-        return read(cls, options, "server").verify()
-
-    @classmethod
-    def help_texts(cls) -> dict[str, str]:
-        """Option -> its help text."""
-        return {one.name: help_of(one) for one in options_of(cls)}
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -255,54 +281,10 @@ class ServerConfig:
         """Whether clients may use any model name."""
         return "*" in (name.strip() for name in (self.served_model_name or "").split(","))
 
-    def verify(self) -> ServerConfig:
+    def verify(self) -> Self:
         """Return self, or raise BadRequest naming the option and its rule."""
-        if not 0 <= self.port <= 65535:
-            raise BadRequest(f"must be in 0 to 65535, got {self.port}", where="port")
         if not self.host:
             raise BadRequest("must not be empty", where="host", hint="127.0.0.1 is this machine only")
-        for name, least in (
-            ("http_workers", 1),
-            ("max_body_bytes", 1),
-            ("max_batch_items", 1),
-            ("max_connections", 1),
-            ("max_kept_responses", 0),
-            ("max_kept_response_bytes", 0),
-            ("max_answer_bytes", 1),
-            ("max_body_values", 1),
-            ("max_body_strings", 1),
-            ("max_bodies_bytes", 2),
-            ("max_encode_chars", 2),
-            ("max_concurrent_requests", 1),
-            ("max_body_depth", 1),
-            ("restart_limit", 0),
-            ("max_tool_calls", 1),
-        ):
-            if getattr(self, name) < least:
-                raise BadRequest(f"must be at least {least}, got {getattr(self, name)}", where=name)
-        for name in (
-            "health_timeout_s",
-            "keep_alive_s",
-            "request_timeout_s",
-            "header_timeout_s",
-            "body_timeout_s",
-            "stall_timeout_s",
-            "control_timeout_s",
-            "tool_timeout_s",
-            "session_timeout_s",
-            "keep_responses_s",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BadRequest(f"must be a positive number, got {value}", where=name)
-        if not LEAST_HEARTBEAT_S <= self.heartbeat_timeout_s < float("inf"):
-            raise BadRequest(
-                f"must be a number of at least {LEAST_HEARTBEAT_S:g}, got {self.heartbeat_timeout_s}",
-                where="heartbeat_timeout_s",
-            )
-        for name in ("drain_timeout_s", "lame_duck_s", "stream_comment_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise BadRequest(f"must be a number of at least 0, got {getattr(self, name)}", where=name)
         if unknown := set(self.metric_names) - {"sglang", "vllm", "none"}:
             raise BadRequest(f"must be sglang, vllm or none, got {min(unknown)!r}", where="metric_names")
         endpoint = self.otlp_traces_endpoint

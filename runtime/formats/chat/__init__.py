@@ -38,29 +38,20 @@ if TYPE_CHECKING:
     from runtime.formats.chat.render import Rendered, conversation, render_prompt
     from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
 
-_HOMES = {
-    "ChatTemplate": "template",
-    "ChatTemplateStyle": "template",
-    "CompletionTemplate": "completion",
-    "HoleAt": "completion",
-    "Rendered": "render",
-    "UnknownChatTemplate": "matching",
-    "chat_template_registry": "registry",
-    "completion_template_registry": "completion",
-    "conversation": "render",
-    "derive_chat_template": "derive",
-    "detect_jinja_template_content_format": "jinja",
-    "get_chat_template": "registry",
-    "get_chat_template_by_model_path": "matching",
-    "get_completion_template": "completion",
-    "load_chat_template": "files",
-    "match_checkpoint": "matching",
-    "process_content_for_template_format": "content",
-    "register_chat_template": "registry",
-    "register_chat_template_matching_function": "matching",
-    "register_completion_template": "completion",
-    "render_prompt": "render",
+_NAMES = {
+    "completion": "CompletionTemplate HoleAt completion_template_registry get_completion_template"
+    " register_completion_template",
+    "content": "process_content_for_template_format",
+    "derive": "derive_chat_template",
+    "files": "load_chat_template",
+    "jinja": "detect_jinja_template_content_format",
+    "matching": "UnknownChatTemplate get_chat_template_by_model_path match_checkpoint"
+    " register_chat_template_matching_function",
+    "registry": "chat_template_registry get_chat_template register_chat_template",
+    "render": "Rendered conversation render_prompt",
+    "template": "ChatTemplate ChatTemplateStyle",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "ChatTemplate",

@@ -3,8 +3,7 @@ data: see families."""
 
 from __future__ import annotations
 
-from runtime.formats.chat.family import Family, Marks, Named
-from runtime.formats.chat.template import CHATML_TURNS, ChatTemplate, headed, turns
+from runtime.formats.chat.template import CHATML_TURNS, ChatTemplate, Family, Marks, Named, headed, turns
 
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _IM_END = ("<|im_end|>",)

@@ -6,9 +6,10 @@ Qwen2.5-Coder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import MappingProxyType
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import UnknownName
@@ -93,16 +94,5 @@ def fitting_completion_templates(knows: Callable[[str], bool]) -> list[Completio
     return list(templates.values())
 
 
-class _View(Mapping[str, CompletionTemplate]):
-    def __getitem__(self, name: str) -> CompletionTemplate:
-        return get_completion_template(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(_TEMPLATES))
-
-    def __len__(self) -> int:
-        return len(_TEMPLATES)
-
-
-completion_template_registry: Mapping[str, CompletionTemplate] = _View()
+completion_template_registry: Mapping[str, CompletionTemplate] = MappingProxyType(_TEMPLATES)
 """Name -> template, every registered one; read only."""

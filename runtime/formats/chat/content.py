@@ -6,8 +6,8 @@ It moves media from the parts to the request's lists. It fetches nothing and kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import ImageData
@@ -48,79 +48,57 @@ def process_content_for_template_format(
     reads_media = use_dpsk_v32_encoding or content_format == "openai"
     texts: list[str] = []
     parts: list[dict[str, Any]] = []
-    media: list[_Medium] = []
+    media: list[tuple[str, ImageData | str]] = []
+    part_modalities: list[str | list[str]] = []
     for at, part in enumerate(content):
         if not isinstance(part, dict):
             continue
         kind = part.get("type")
-        where = f"content[{at}]" if index is None else f"messages[{index}].content[{at}]"
+        path = f"content[{at}]" if index is None else f"messages[{index}].content[{at}]"
         if kind == "text":
-            texts.append(_required(part, "text", where))
+            texts.append(_required(part, "text", path))
             parts.append(dict(part))
-        elif reads_media and isinstance(kind, str) and kind in _READERS:
-            read = _READERS[kind](part, where)
-            media.append(read)
-            parts.append({"type": read.slot})
+        elif reads_media and isinstance(kind, str) and kind in MEDIA_SLOTS:
+            slot = MEDIA_SLOTS[kind]
+            media.append((slot, _source(part, kind, path)))
+            parts.append({"type": slot})
+            if (one := _modalities(part, path)) is not None:
+                part_modalities.append(one)
     lists: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
-    for one in media:
-        lists[one.slot].append(one.data)
-        if one.modalities is not None:
-            modalities.append(one.modalities)
+    for slot, source in media:
+        lists[slot].append(source)
+    modalities += part_modalities
     as_parts = content_format == "openai" and not use_dpsk_v32_encoding
     return {**kept, "content": parts if as_parts else " ".join(texts)}
 
 
-class _Medium(NamedTuple):
-    slot: str
-    data: ImageData | str
-    modalities: str | list[str] | None
-
-
-def _image(part: Mapping[str, Any], where: str) -> _Medium:
-    """{"image_url": {"url", "detail", "max_dynamic_patch"}}; an input_image may have its URL and detail at
-    the top level."""
-    if part["type"] == "input_image" and isinstance(part.get("image_url"), str):
-        part = {**part, "image_url": {**part, "url": part["image_url"]}}
-    source, source_path = _object(part, "image_url", where)
-    detail = source.get("detail")
-    if not isinstance(detail, str | None):
-        raise _malformed("detail", "a string", detail, source_path)
-    patches = source.get("max_dynamic_patch")
-    if patches is not None and (type(patches) is not int or patches < 1):
-        raise _malformed("max_dynamic_patch", "a positive integer", patches, source_path)
-    url = _required(source, "url", source_path)
-    return _Medium("image", ImageData(url, detail or "auto", patches), _modalities(part, where))
-
-
-def _video(part: Mapping[str, Any], where: str) -> _Medium:
-    source, source_path = _object(part, "video_url", where)
-    return _Medium("video", _required(source, "url", source_path), _modalities(part, where))
-
-
-def _audio(part: Mapping[str, Any], where: str) -> _Medium:
-    source, source_path = _object(part, "audio_url", where)
-    return _Medium("audio", _required(source, "url", source_path), _modalities(part, where))
-
-
-def _input_audio(part: Mapping[str, Any], where: str) -> _Medium:
-    """{"input_audio": {"data": base64, "format": "wav"}}, converted to a data URI."""
-    source, source_path = _object(part, "input_audio", where)
-    data = _required(source, "data", source_path)
-    if not data.startswith(("data:", "http://", "https://", "file://")):
-        form = source.get("format")
-        if not isinstance(form, str | None):
-            raise _malformed("format", "a string", form, source_path)
-        data = f"data:audio/{form or 'wav'};base64,{data}"
-    return _Medium("audio", data, _modalities(part, where))
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, Any], str], _Medium]] = {
-    "image_url": _image,
-    "input_image": _image,
-    "video_url": _video,
-    "audio_url": _audio,
-    "input_audio": _input_audio,
-}
+def _source(part: Mapping[str, Any], kind: str, path: str) -> ImageData | str:
+    """The source of a part with media. An input_image may have its URL and detail at the top level, and an
+    input_audio {"data": base64, "format": "wav"} becomes a data URI."""
+    if kind == "input_image":
+        kind = "image_url"
+        if isinstance(part.get(kind), str):
+            part = {kind: {**part, "url": part[kind]}}
+    source = part.get(kind)
+    if not isinstance(source, dict):
+        raise _malformed(kind, "an object", source, path)
+    path = f"{path}.{kind}"
+    if kind == "image_url":
+        detail, patches = source.get("detail"), source.get("max_dynamic_patch")
+        if not isinstance(detail, str | None):
+            raise _malformed("detail", "a string", detail, path)
+        if patches is not None and (type(patches) is not int or patches < 1):
+            raise _malformed("max_dynamic_patch", "a positive integer", patches, path)
+        return ImageData(_required(source, "url", path), detail or "auto", patches)
+    if kind != "input_audio":
+        return _required(source, "url", path)
+    data = _required(source, "data", path)
+    if data.startswith(("data:", "http://", "https://", "file://")):
+        return data
+    form = source.get("format")
+    if not isinstance(form, str | None):
+        raise _malformed("format", "a string", form, path)
+    return f"data:audio/{form or 'wav'};base64,{data}"
 
 
 MEDIA_SLOTS: Mapping[str, str] = {
@@ -140,18 +118,18 @@ def check_parts(content: Any, index: int) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        got = type(content).__name__
-        raise BadRequest(f"must be a text or a list of parts, got {got}", where=f"messages[{index}].content")
+        problem = f"must be a text or a list of parts, got {type(content).__name__}"
+        raise BadRequest(problem, where=f"messages[{index}].content")
     for at, part in enumerate(content):
-        where = f"messages[{index}].content[{at}]"
+        path = f"messages[{index}].content[{at}]"
         if not isinstance(part, dict):
             raise BadRequest(
-                f"must be an object, got {type(part).__name__}", where=where, hint=_SHAPES["text"]
+                f"must be an object, got {type(part).__name__}", where=path, hint=_SHAPES["text"]
             )
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in PART_TYPES:
             problem = "has no type" if kind is None else f"is of the unknown type {kind!r:.60}"
-            raise BadRequest(f"the part {problem}; known: {', '.join(PART_TYPES)}", where=where)
+            raise BadRequest(f"the part {problem}; known: {', '.join(PART_TYPES)}", where=path)
 
 
 def check_media(content: Any, index: int, takes: Container[str]) -> None:
@@ -172,7 +150,7 @@ def check_media(content: Any, index: int, takes: Container[str]) -> None:
             )
 
 
-def _modalities(part: Mapping[str, Any], where: str) -> str | list[str] | None:
+def _modalities(part: Mapping[str, Any], path: str) -> str | list[str] | None:
     match part.get("modalities"):
         case None | "" | []:
             return None
@@ -181,28 +159,21 @@ def _modalities(part: Mapping[str, Any], where: str) -> str | list[str] | None:
         case [*several] if all(isinstance(one, str) for one in several):
             return list(several)
         case other:
-            raise _malformed("modalities", "a string or a list of strings", other, where)
+            raise _malformed("modalities", "a string or a list of strings", other, path)
 
 
-def _object(part: Mapping[str, Any], key: str, where: str) -> tuple[Mapping[str, Any], str]:
-    value = part.get(key)
-    if not isinstance(value, dict):
-        raise _malformed(key, "an object", value, where)
-    return value, f"{where}.{key}"
-
-
-def _required(source: Mapping[str, Any], key: str, where: str) -> str:
+def _required(source: Mapping[str, Any], key: str, path: str) -> str:
     value = source.get(key)
     if not isinstance(value, str):
-        raise _malformed(key, "a string", value, where)
+        raise _malformed(key, "a string", value, path)
     if not value and key != "text":
-        raise BadRequest(f'"{key}" is empty', where=where)
+        raise BadRequest(f'"{key}" is empty', where=path)
     return value
 
 
-def _malformed(key: str, expected: str, got: Any, where: str) -> BadRequest:
-    problem = "it is missing" if got is None else f"got {type(got).__name__}"
-    return BadRequest(f'"{key}" must be {expected}; {problem}', where=where, hint=_SHAPES.get(key))
+def _malformed(key: str, expected: str, value: Any, path: str) -> BadRequest:
+    problem = "it is missing" if value is None else f"got {type(value).__name__}"
+    return BadRequest(f'"{key}" must be {expected}; {problem}', where=path, hint=_SHAPES.get(key))
 
 
 _SHAPES: Mapping[str, str] = {

@@ -86,7 +86,7 @@ class ContentFormats:
             return Reading("openai")
         try:
             loops = Sandbox().parse(self._source).find_all(nodes.For) if self._fails else ()
-            return Reading("openai" if any(map(_runs_over_content, loops)) else "string")
+            return Reading("openai" if any(map(_iterates_content, loops)) else "string")
         except Exception:  # noqa: BLE001 - an untrusted text may break the parser in any way
             return Reading("string")
 
@@ -115,7 +115,7 @@ def _conversations(mine: Mapping[str, Any], question: Mapping[str, Any]) -> Iter
             yield [mine, {"role": "assistant", "content": "?"}, question]
 
 
-def _runs_over_content(loop: nodes.For) -> bool:
+def _iterates_content(loop: nodes.For) -> bool:
     """Whether it iterates over the field `content` of anything."""
     fields = loop.iter.find_all((nodes.Getattr, nodes.Getitem))
     outermost = [loop.iter] if isinstance(loop.iter, (nodes.Getattr, nodes.Getitem)) else []

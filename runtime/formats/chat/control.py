@@ -19,11 +19,10 @@ import msgspec
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 
-_OPEN, _CLOSE = "\ue0f0", "\ue0f1"
-_FIRST_DIGIT = 0xE100
-_DIGITS = 1024
-_MARKS = (_OPEN, _CLOSE)
-_PLACEHOLDER = re.compile(f"{_OPEN}([{chr(_FIRST_DIGIT)}-{chr(_FIRST_DIGIT + _DIGITS - 1)}]+){_CLOSE}")
+_MARK = "\ue0f0"
+_FIRST_DIGIT, _DIGITS = 0xE100, 1024
+_PLACEHOLDER = re.compile(f"{_MARK}([{chr(_FIRST_DIGIT)}-{chr(_FIRST_DIGIT + _DIGITS - 1)}]{{2}})")
+"""The mark, and two digits for the number of the control token that it stands for."""
 _TRUSTED = frozenset({"assistant", RAW_ROLE})
 """The model's own text, and text outside of turns, may contain control tokens."""
 _WORD = re.compile(r"\w+")
@@ -46,14 +45,14 @@ class ControlTokens:
     def __init__(self, texts: Iterable[str], tags: Iterable[str] = ()) -> None:
         """tags: tokens that occur in replies, such as marks of reasoning, but do not separate turns."""
         known = sorted({text for text in texts if text}, key=lambda text: (-len(text), text))
-        # The placeholder's own marks are hidden as well, so that no text can forge one.
-        self._texts = [*_MARKS, *known]
+        # The placeholder's own mark is hidden as well, so that no text can forge one.
+        self._texts = [_MARK, *known]
         self._index = {text: index for index, text in enumerate(self._texts)}
-        self._marks = re.compile("|".join(re.escape(mark) for mark in _MARKS))
-        self._all = re.compile("|".join(re.escape(text) for text in self._texts))
         tagged = frozenset(tags)
-        self._structure = re.compile("|".join(re.escape(text) for text in self._texts if text not in tagged))
-        self._known = re.compile("|".join(re.escape(text) for text in known)) if known else None
+        self._marks = re.compile(_MARK)
+        self._all = _any_of(self._texts)
+        self._structure = _any_of(text for text in self._texts if text not in tagged)
+        self._known = _any_of(known) if known else None
 
     def hide(self, message: Message) -> Message:
         """The message with placeholders for the control tokens in all of its fields, except the content and
@@ -100,7 +99,8 @@ class ControlTokens:
         return _PLACEHOLDER.sub(self._original, text)
 
     def _original(self, match: re.Match[str]) -> str:
-        number = _number(match[1])
+        high, low = (ord(digit) - _FIRST_DIGIT for digit in match[1])
+        number = _DIGITS * high + low
         return self._texts[number] if number < len(self._texts) else match[0]
 
     def spans(self, text: str) -> list[Span]:
@@ -161,7 +161,7 @@ class ControlTokens:
 
     def _hidden(self, pattern: re.Pattern[str], text: str) -> str:
         if len(text) > LONG:
-            texts = _MARKS if pattern is self._marks else self._texts
+            texts = (_MARK,) if pattern is self._marks else self._texts
             if (narrowed := narrow(texts, text)) is None:
                 return text
             if pattern is not self._structure:
@@ -173,7 +173,11 @@ def narrow(texts: Iterable[str], text: str) -> re.Pattern[str] | None:
     """A pattern for those of `texts` that occur in `text`, in the same order; None if none does. Searching
     hundreds of them at every position of a long text would hold the GIL for seconds."""
     present = [one for one in texts if one in text]
-    return re.compile("|".join(map(re.escape, present))) if present else None
+    return _any_of(present) if present else None
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)))
 
 
 def acts_as_control(text: str) -> bool:
@@ -201,15 +205,5 @@ def _too_deep() -> BadRequest:
 
 
 def _placeholder(index: int) -> str:
-    digits = [chr(_FIRST_DIGIT + index % _DIGITS)]
-    while index >= _DIGITS:
-        index //= _DIGITS
-        digits.append(chr(_FIRST_DIGIT + index % _DIGITS))
-    return _OPEN + "".join(reversed(digits)) + _CLOSE
-
-
-def _number(digits: str) -> int:
-    number = 0
-    for digit in digits:
-        number = number * _DIGITS + ord(digit) - _FIRST_DIGIT
-    return number
+    high, low = divmod(index, _DIGITS)
+    return f"{_MARK}{chr(_FIRST_DIGIT + high)}{chr(_FIRST_DIGIT + low)}"

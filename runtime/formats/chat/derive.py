@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,35 +22,7 @@ _U, _A, _S = "Sq7user0", "Sq7assistant0", "Sq7system0"
 _ROUNDS = 24
 _PATIENCE_S = 20.0
 _SHOWN = 160
-
-
-class Trait(Enum):
-    """Why turns are not a prefix, their text and a suffix. `append_only` in Derivation tells whether text
-    between turns, and reuse of an open conversation's prefix, still work."""
-
-    REFUSES = "refuses plain conversations"
-    REWRITES = "changes the text of earlier turns when turns are added"
-    DROPS_REASONING = "drops the reasoning of earlier replies"
-    TRIMS = "trims the text of turns"
-    NO_SYSTEM = "has no place of its own for a system message"
-    SYSTEM_IN_USER = "puts the system message into a user's turn"
-    PREAMBLE = "begins every conversation with text of its own"
-    DATE = "writes the date"
-    GENERATION_PROMPT = "opens a reply to be generated in another way than it writes replies"
-    ENDING = "ends a conversation that is not continued with a text of its own"
-    POSITION = "writes a role's turn differently from place to place"
-    LOSES_TEXT = "does not print the text of every turn once"
-    NOT_VERIFIED = "does not write random conversations as prefixes and suffixes do"
-
-
-@dataclass(frozen=True)
-class Reason:
-    trait: Trait
-    detail: str
-
-    def __str__(self) -> str:
-        text = f"{self.trait.value}: {self.detail}" if self.detail else self.trait.value
-        return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+_PLACES = "writes turns differently from place to place"
 
 
 @dataclass(frozen=True)
@@ -65,21 +36,20 @@ class Derivation:
     keeps_reasoning    the same with reasoning in earlier replies
     reuses_replies     the prompt for a reply, and that reply (without reasoning), are a prefix of the next
                        turn's prompt; else their KV can be reused only up to the difference
-    generation_prompt  the text that opens a reply; differs from the assistant's prefix if GENERATION_PROMPT
-                       is a reason
+    generation_prompt  the text that opens a reply, which may differ from the assistant's prefix
     bos                the begin-of-text token that the template itself writes, "" if none
     preamble           the text before the first turn if there is no system message, without bos
-    reasons            all deviations; empty for a template of the plain shape
+    reasons            how turns differ from a prefix, their text and a suffix; empty if they do not
     """
 
-    template: ChatTemplate | None
-    append_only: bool
-    keeps_reasoning: bool
-    generation_prompt: str
+    template: ChatTemplate | None = None
+    append_only: bool = False
+    keeps_reasoning: bool = False
     reuses_replies: bool = False
+    generation_prompt: str = ""
     bos: str = ""
     preamble: str = ""
-    reasons: tuple[Reason, ...] = field(default=())
+    reasons: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """The properties as plain values."""
@@ -87,19 +57,12 @@ class Derivation:
             "append_only": self.append_only,
             "keeps_reasoning": self.keeps_reasoning,
             "reuses_replies": self.reuses_replies,
-            "reasons": [str(reason) for reason in self.reasons],
+            "reasons": list(self.reasons),
         }
-
-    def has(self, trait: Trait) -> bool:
-        return any(reason.trait is trait for reason in self.reasons)
 
 
 class _Odd(Exception):
-    """The template does not have the shape; `reason` says why."""
-
-    def __init__(self, trait: Trait, detail: str = "") -> None:
-        self.reason = Reason(trait, detail)
-        super().__init__(str(self.reason))
+    """The template does not have the shape, for the reason in the message."""
 
 
 class _TooLong(Exception):
@@ -126,8 +89,7 @@ def derive_chat_template(
         # With a fixed date, so that midnight does not look like a template that rewrites turns.
         return _Deriver(jinja.stopped(), name, seed).derive()
     except _TooLong:
-        reason = Reason(Trait.NOT_VERIFIED, f"looking at it took longer than {_PATIENCE_S:g} s")
-        return Derivation(None, False, False, "", reasons=(reason,))
+        return Derivation(reasons=(f"is not verified: that would take longer than {_PATIENCE_S:g} s",))
 
 
 def after_reply(jinja: JinjaChatTemplate) -> str:
@@ -144,7 +106,7 @@ class _Deriver:
     def __init__(self, jinja: JinjaChatTemplate, name: str, seed: int) -> None:
         self._jinja, self._name, self._random = jinja, name, random.Random(seed)
         self._bos = jinja.bos_token
-        self._reasons: list[Reason] = []
+        self._reasons: list[str] = []
         self._end, self._last_differs = "", False
         self._until = time.monotonic() + _PATIENCE_S
 
@@ -153,26 +115,26 @@ class _Deriver:
         try:
             first = self._render(_turn("user", _U))
         except TemplateError as error:
-            return Derivation(None, False, False, "", reasons=(Reason(Trait.REFUSES, error.message),))
+            self._note(f"refuses plain conversations: {error.message}")
+            return Derivation(reasons=tuple(self._reasons))
         bos = self._bos if self._bos and first.startswith(self._bos) else ""
         append_only, keeps = self._append_only(), self._keeps_reasoning()
         reuses = self._reuses_replies()
         dated = any("strftime_now" in source for source in self._jinja.sources.values())
         if dated or "date_string" in self._jinja.reads:
-            self._note(Trait.DATE, "a conversation rendered tomorrow may begin differently")
+            self._note("writes the date: a conversation rendered tomorrow may begin differently")
         template, preamble = None, ""
         try:
             template, preamble = self._shape(bos)
         except _Odd as odd:
-            self._reasons.append(odd.reason)
+            self._note(str(odd))
         except TemplateError as error:
-            self._note(Trait.REFUSES, error.message)
-        offered = self._offered()
-        reasons = tuple(dict.fromkeys(self._reasons))
-        return Derivation(template, append_only, keeps, offered, reuses, bos, preamble, reasons)
+            self._note(f"refuses plain conversations: {error.message}")
+        opening, reasons = self._opening(), tuple(dict.fromkeys(self._reasons))
+        return Derivation(template, append_only, keeps, reuses, opening, bos, preamble, reasons)
 
-    def _note(self, trait: Trait, detail: str = "") -> None:
-        self._reasons.append(Reason(trait, detail))
+    def _note(self, reason: str) -> None:
+        self._reasons.append(reason if len(reason) <= _SHOWN else f"{reason[: _SHOWN - 3]}...")
 
     # -- reading the pieces off ------------------------------------------------------------------------------
 
@@ -186,63 +148,53 @@ class _Deriver:
         )
         opened = self._render(user, open=True).removeprefix(bos)
         if not opened.startswith(closed):
-            raise _Odd(Trait.REWRITES, "when a reply is opened")
+            raise _Odd("changes the text of earlier turns when a reply is opened")
         if not closed.startswith(head + _U):
-            raise _Odd(Trait.POSITION, "the first turn changes when others are added")
+            raise _Odd(f"{_PLACES}: the first turn changes when others are added")
         offered, user_suffix = opened.removeprefix(closed), closed.removeprefix(head + _U)
         if tail != user_suffix or not between.startswith(user_suffix):
-            raise _Odd(Trait.POSITION, "a user's last turn ends in another way than an earlier one")
+            raise _Odd(f"{_PLACES}: a user's last turn ends differently")
         assistant_prefix = between.removeprefix(user_suffix)
         assistant_suffix = two.rpartition(_A)[2]
         later_prefix = between_again.removeprefix(assistant_suffix)
         if not between_again.startswith(assistant_suffix) or not head.endswith(later_prefix):
-            later_prefix = _common_end(between_again, head)
+            shared = _shared(between_again[::-1], head[::-1])
+            later_prefix = head[len(head) - shared :]
             assistant_suffix = between_again[: len(between_again) - len(later_prefix)]
             if user_suffix and not assistant_suffix and later_prefix.startswith(user_suffix):
                 # The text before the first turn ends like a turn: that mark is still the reply's end.
                 assistant_suffix, later_prefix = user_suffix, later_prefix.removeprefix(user_suffix)
         self._last_differs = two != head + _U + between + _A + assistant_suffix
         if self._last_differs:
-            self._note(Trait.POSITION, "a reply that ends the conversation is written in another way")
+            self._note(f"{_PLACES}: a reply that ends the conversation differs")
         preamble = head[: len(head) - len(later_prefix)]
         default = None
         try:
             system, style = self._system(bos, later_prefix, user_suffix)
         except _Odd as odd:
-            self._reasons.append(odd.reason)
+            self._note(str(odd))
             system, style = None, ChatTemplateStyle.PLAIN
         if preamble:
             default = self._default_system(preamble, system)
-            self._note(Trait.PREAMBLE, repr(preamble[:60]))
+            self._note(f"begins every conversation with text of its own: {preamble[:60]!r}")
         if offered != assistant_prefix:
-            self._note(Trait.GENERATION_PROMPT, f"{offered!r}, and {assistant_prefix!r} before replies")
+            self._note(f"opens a reply in another way than it writes one: {offered!r}, {assistant_prefix!r}")
         roles = {"user": (later_prefix, user_suffix), "assistant": (assistant_prefix, assistant_suffix)}
         if system is not None:
             roles["system"] = system
-        template = self._template(roles, default, style)
+        end = assistant_suffix.strip()
+        template = ChatTemplate(self._name, default, roles, (end,) if end else (), style=style)
         wrong = self._verify(template, bos, preamble, system is not None)
         if wrong is not None and system is not None:
             # Without a system message the rest may still have the shape.
-            del roles["system"]
-            template = self._template(roles, None, ChatTemplateStyle.PLAIN)
+            others = {role: texts for role, texts in roles.items() if role != "system"}
+            template = ChatTemplate(self._name, None, others, template.stop_str)
             if self._verify(template, bos, preamble, False) is None:
-                self._note(Trait.NO_SYSTEM, "where it stands depends on the turns after it")
+                self._note("moves a system message, depending on the turns after it")
                 wrong = None
         if wrong is not None:
-            raise _Odd(Trait.NOT_VERIFIED, wrong)
+            raise _Odd(f"is not verified: it writes a random conversation differently: {wrong}")
         return template, preamble
-
-    def _template(
-        self, roles: Mapping[str, tuple[str, str]], default: str | None, style: ChatTemplateStyle
-    ) -> ChatTemplate:
-        end = roles["assistant"][1].strip()
-        return ChatTemplate(
-            name=self._name,
-            default_system_prompt=default,
-            role_prefix_and_suffix=dict(roles),
-            stop_str=(end,) if end else (),
-            style=style,
-        )
 
     def _ending(self) -> str:
         """The text that ends a conversation which is not continued, if the template has one."""
@@ -250,7 +202,7 @@ class _Deriver:
         closed, opened = self._render(_turn("user", _U)), self._render(_turn("user", _U), open=True)
         if not eos or not closed.endswith(eos) or opened.startswith(closed):
             return ""
-        self._note(Trait.ENDING, repr(eos))
+        self._note(f"ends a conversation that is not continued with {eos!r}")
         return eos
 
     def _closed(self, bos: str, *turns: Mapping[str, Any]) -> str:
@@ -262,39 +214,32 @@ class _Deriver:
         try:
             text = self._closed(bos, _turn("system", _S), _turn("user", _U))
         except TemplateError as error:
-            self._note(Trait.NO_SYSTEM, error.message)
+            self._note(f"refuses a system message: {error.message}")
             return None, ChatTemplateStyle.PLAIN
         if text.count(_S) != 1:
-            self._note(Trait.NO_SYSTEM, f"its text is printed {text.count(_S)} times")
+            self._note(f"prints the text of a system message {text.count(_S)} times")
             return None, ChatTemplateStyle.PLAIN
         before, between, after = _cut(text, _S, _U)
         if after != user_suffix:
-            raise _Odd(Trait.POSITION, "a user's turn after a system message ends in another way")
+            raise _Odd(f"{_PLACES}: a user's turn after a system message ends differently")
         if between.endswith(user_prefix):
-            alone = self._alone(bos)
             suffix = between[: len(between) - len(user_prefix)]
-            if not user_prefix or alone is None or alone == before + _S + suffix:
+            try:
+                alone = self._closed(bos, _turn("system", _S))
+            except TemplateError:
+                alone = before + _S + suffix
+            if not user_prefix or alone == before + _S + suffix:
                 return (before, suffix), ChatTemplateStyle.PLAIN
         if user_prefix and before.startswith(user_prefix):
-            self._note(Trait.SYSTEM_IN_USER)
+            self._note("puts the system message into a user's turn")
             return (before.removeprefix(user_prefix), between), ChatTemplateStyle.LLAMA2
-        raise _Odd(Trait.SYSTEM_IN_USER, "and its place there is not before the user's text")
-
-    def _alone(self, bos: str) -> str | None:
-        try:
-            return self._closed(bos, _turn("system", _S))
-        except TemplateError:
-            return None
+        raise _Odd("puts the system message into a user's turn, and not before the user's text")
 
     def _default_system(self, preamble: str, system: tuple[str, str] | None) -> str | None:
         """The default system prompt, if the preamble is one."""
-        if system is None:
-            return None
-        prefix, suffix = system
-        inner = len(preamble) - len(prefix) - len(suffix)
-        if inner < 0 or not (preamble.startswith(prefix) and preamble.endswith(suffix)):
-            return None
-        return preamble[len(prefix) : len(prefix) + inner]
+        prefix, suffix = system or ("", "")
+        inner = preamble.removeprefix(prefix).removesuffix(suffix)
+        return inner if system is not None and prefix + inner + suffix == preamble else None
 
     # -- what holds of the whole -----------------------------------------------------------------------------
 
@@ -305,7 +250,7 @@ class _Deriver:
         try:
             texts = [self._render(*turns[:count]) for count in range(1, len(turns) + 1)]
         except TemplateError as error:
-            self._note(Trait.REFUSES, error.message)
+            self._note(f"refuses plain conversations: {error.message}")
             return False
         system = _turn("system", "zero")
         try:
@@ -314,8 +259,9 @@ class _Deriver:
             with_system = []  # refused system messages are noted elsewhere
         for shorter, longer in (*pairwise(texts), *pairwise(with_system)):
             if not longer.startswith(shorter):
-                at = _common(shorter, longer)
-                self._note(Trait.REWRITES, f"{shorter[max(0, at - 20) : at + 20]!r} is no more")
+                at = _shared(shorter, longer)
+                changed = shorter[max(0, at - 20) : at + 20]
+                self._note(f"changes the text of earlier turns when turns are added: {changed!r}")
                 return False
         return True
 
@@ -348,7 +294,7 @@ class _Deriver:
             except TemplateError:
                 continue
             if "Sq7why" not in later and (reply_turn is reply or "Sq7why" in now):
-                self._note(Trait.DROPS_REASONING)
+                self._note("drops the reasoning of earlier replies")
                 return False
         return True
 
@@ -356,7 +302,7 @@ class _Deriver:
         """Compare random conversations; returns the first difference, or None."""
         trims = self._trims(system)
         if trims:
-            self._note(Trait.TRIMS)
+            self._note("trims the text of turns")
         for round_ in range(_ROUNDS):
             turns: list[dict[str, str]] = []
             with_system = system and round_ % 2 == 1
@@ -367,9 +313,10 @@ class _Deriver:
             if self._last_differs or self._random.random() < 0.5:
                 turns.pop()
             expected = self._closed("", *turns)
-            got = bos + ("" if with_system else preamble) + template.get_prompt(turns)
-            if got != expected:
-                return _difference(got, expected)
+            derived = bos + ("" if with_system else preamble) + template.get_prompt(turns)
+            if derived != expected:
+                at = max(0, _shared(derived, expected) - 24)
+                return f"{expected[at : at + 48]!r} instead of {derived[at : at + 48]!r}"
         return None
 
     def _trims(self, system: bool) -> bool:
@@ -387,7 +334,7 @@ class _Deriver:
         text = "".join(self._random.choice(letters) for _ in range(self._random.randint(1, 24)))
         return (text.strip() or "x") if trims else text
 
-    def _offered(self) -> str:
+    def _opening(self) -> str:
         """The text that opens a reply; "" if that is unknown."""
         user = _turn("user", _U)
         try:
@@ -413,24 +360,15 @@ def _cut(text: str, *marks: str) -> list[str]:
     for mark in marks:
         before, separator, rest = rest.partition(mark)
         if not separator:
-            raise _Odd(Trait.LOSES_TEXT, f"of the turns {list(marks)}, {mark!r} is missing or out of order")
+            raise _Odd(f"does not print {mark!r} of the turns {list(marks)}, or not in this order")
         pieces.append(before)
     for mark in marks:
         if rest.count(mark) and not any(mark in other and mark != other for other in marks):
-            raise _Odd(Trait.LOSES_TEXT, f"{mark!r} is printed again")
+            raise _Odd(f"prints {mark!r} of the turns {list(marks)} again")
     return [*pieces, rest]
 
 
-def _common(one: str, other: str) -> int:
+def _shared(one: str, other: str) -> int:
     """The length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _common_end(one: str, other: str) -> str:
-    return one[len(one) - _common(one[::-1], other[::-1]) :]
-
-
-def _difference(got: str, expected: str) -> str:
-    at = _common(got, expected)
-    return f"{expected[max(0, at - 24) : at + 24]!r} instead of {got[max(0, at - 24) : at + 24]!r}"

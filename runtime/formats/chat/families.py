@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from runtime.formats.chat import chatml_families as chatml
 from runtime.formats.chat import llama_families as llama
-from runtime.formats.chat.family import Family, Marks, Named
-from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, headed, turns
+from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, Family, Marks, Named, headed, turns
 
 # Formats without control tokens: the default one, and that of early Claude models.
 _PLAIN = Family(

@@ -1,6 +1,5 @@
-"""Chat templates that a user names: registered, a .jinja or .json file, Jinja text, or Jinja texts by name.
-
-It opens only the given file, and does not know the checkpoint.
+"""Chat templates in files: a checkpoint's own Jinja texts, and the template that a user names: registered, a
+.jinja or .json file, Jinja text, or Jinja texts by name.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.registry import CHAT_TEMPLATES
 from runtime.formats.chat.template import ChatTemplate
@@ -17,15 +18,12 @@ from runtime.protocol.errors import ModelLoadError
 
 MAX_FILE_BYTES = 4 << 20
 _SHOWN = 200
-_SEPARATORS: Mapping[str, str] = {
-    "ADD_COLON_SINGLE": "{name}: |{sep}",
-    "ADD_COLON_TWO": "{name}: |{sep}",
-    "ADD_COLON_SPACE_SINGLE": "{name}: |{sep}",
-    "NO_COLON_SINGLE": "{name}|{sep}",
-    "NO_COLON_TWO": "{name}|{sep}",
-    "ADD_NEW_LINE_SINGLE": "{name}\n|{sep}",
-    "CHATML": "{name}\n|{sep}\n",
-    "LLAMA3": "<|start_header_id|>{name}<|end_header_id|>\n\n|<|eot_id|>",
+_SEPARATORS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("ADD_COLON_SINGLE", "ADD_COLON_TWO", "ADD_COLON_SPACE_SINGLE"), ("{name}: ", "{sep}")),
+    **dict.fromkeys(("NO_COLON_SINGLE", "NO_COLON_TWO"), ("{name}", "{sep}")),
+    "ADD_NEW_LINE_SINGLE": ("{name}\n", "{sep}"),
+    "CHATML": ("{name}\n", "{sep}\n"),
+    "LLAMA3": ("<|start_header_id|>{name}<|end_header_id|>\n\n", "<|eot_id|>"),
 }
 """sep_style -> the texts before and after a turn's text."""
 
@@ -70,17 +68,17 @@ def _loaded(
     if text in CHAT_TEMPLATES:
         refuse_name(name, f"the registered template {text!r}")
         return CHAT_TEMPLATES.load(text)
-    path = _file(text)
-    if path is None and not looks_like_jinja(text):
-        raise _unknown(text)
-    if path is None:
+    path = Path(text).expanduser() if _exists(text) else None
+    if path is None or not path.is_file():
+        if not looks_like_jinja(text):
+            raise _unknown(text)
         sources = {"default": text}
     elif path.suffix.lower() == ".json":
         data = _object(path)
         if "chat_template" not in data:
             refuse_name(name, f"the conversation file {text}")
             return _conversation(path, data)
-        sources = template_sources(data, path)
+        sources = _sources(data, path)
         if not sources:
             raise ModelLoadError('"chat_template" is empty', where=str(path))
     else:
@@ -119,38 +117,53 @@ def refuse_name(name: str | None, what: str) -> None:
 def read_template_sources(path: Path) -> dict[str, str]:
     """Name -> Jinja text, from a .json file with {"chat_template": text, or texts by name}; {} if it has
     none. Raises ModelLoadError."""
-    return template_sources(_object(path), path)
+    return _sources(_object(path), path)
 
 
-def template_sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
+def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> source of the checkpoint's templates; {} if it has none.
+
+    Reads chat_template.jinja and additional_chat_templates/*.jinja, else "chat_template" of
+    tokenizer_config.json (text, a mapping, or a list of named texts). Raises ModelLoadError for anything else
+    there.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        return {"default": _read(file), **{path.stem: _read(path) for path in more}}
+    return _sources(tokenizer_config, folder / "tokenizer_config.json")
+
+
+def _sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
+    entries: list[Any] = []
     match data.get("chat_template"):
         case None | "":
             return {}
         case str(text):
             return {"default": text}
-        case {**named} if named and all(isinstance(text, str) for text in named.values()):
-            return {str(name): str(text) for name, text in named.items()}
-        case other:
-            raise ModelLoadError(
-                f'"chat_template" is neither a text nor texts by name: it is a {type(other).__name__}',
-                where=str(path),
-            )
+        case {**named}:
+            entries = [{"name": name, "template": text} for name, text in named.items()]
+        case [*listed]:
+            entries = listed
+    sources: dict[str, str] = {}
+    for entry in entries or [None]:
+        match entry:
+            case {"name": str(name), "template": str(text)}:
+                sources[name] = text
+            case _:
+                raise ModelLoadError(
+                    '"chat_template" is neither a text nor texts by name, nor a list of named texts',
+                    where=str(path),
+                )
+    return sources
 
 
 def _exists(text: str) -> bool:
+    """False also for a text that cannot be a path: too long, with a NUL, or an unknown user's home."""
     try:
         return bool(text.strip()) and Path(text).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
-
-
-def _file(text: str) -> Path | None:
-    path = Path(text)
-    try:
-        path = path.expanduser()
-        return path if path.is_file() else None
-    except (OSError, ValueError, RuntimeError):
-        return None  # not a valid path: too long, with a NUL, or an unknown user's home
 
 
 def named_templates(
@@ -186,7 +199,7 @@ def _read(path: Path) -> str:
 
 def _jinja_text(path: Path) -> str:
     r"""A template file without the newlines at its end. In a file written as one line, `\n` as two characters
-    outside of any expression means a newline."""
+    means a newline, within a Jinja string, too."""
     text = _read(path).strip("\r\n")
     if not looks_like_jinja(text):
         raise ModelLoadError(
@@ -194,14 +207,7 @@ def _jinja_text(path: Path) -> str:
             where=str(path),
             hint="a template loops over `messages` and prints their content",
         )
-    if "\n" in text:
-        return text
-    return _spelled_newlines(text)
-
-
-def _spelled_newlines(text: str) -> str:
-    r"""Replace `\n` by a newline; within a Jinja string it meant one anyway."""
-    return text.replace("\\n", "\n")
+    return text if "\n" in text else text.replace("\\n", "\n")
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -214,59 +220,49 @@ def _object(path: Path) -> dict[str, Any]:
     return data
 
 
+class _Conversation(msgspec.Struct):
+    """A conversation template as it is written in a file: names of the roles, and separators of turns."""
+
+    user: str
+    assistant: str
+    name: str | None = None
+    system: str = ""
+    system_message: str | None = None
+    sep_style: str = "ADD_COLON_SINGLE"
+    sep: str | None = None
+    sep2: str | None = None
+    stop_str: str | tuple[str, ...] | None = None
+    image_token: str = "<image>"
+    audio_token: str = "<audio>"
+
+
 def _conversation(path: Path, data: Mapping[str, Any]) -> ChatTemplate:
-    """{"name", "system", "system_message", "user", "assistant", "sep_style", "sep", "sep2", "stop_str",
-    "image_token", "audio_token"}: the names of the roles and the separators of turns."""
-    style = _string(path, data, "sep_style", "ADD_COLON_SINGLE").upper()
+    try:
+        read = msgspec.convert(data, _Conversation)
+    except msgspec.ValidationError as error:
+        raise _wrong(path, str(error)) from error
+    style = read.sep_style.upper()
     if style not in _SEPARATORS:
         raise _wrong(path, f'"sep_style" {style!r} is unknown; known: {", ".join(_SEPARATORS)}')
-    sep = _string(path, data, "sep", "<|im_end|>" if style == "CHATML" else "\n")
-    ends = {"user": sep, "assistant": _string(path, data, "sep2", sep)}
-    roles: dict[str, tuple[str, str]] = {}
-    for role in ("user", "assistant"):
-        name = _string(path, data, role, None)
-        prefix, _, suffix = _SEPARATORS[style].partition("|{sep}")
-        if style == "LLAMA3":
-            prefix, suffix = "<|start_header_id|>{name}<|end_header_id|>\n\n", "<|eot_id|>"
-            roles[role] = (prefix.replace("{name}", name), suffix)
-        else:
-            roles[role] = (prefix.replace("{name}", name), ends[role] + suffix)
-    system = _string(path, data, "system", "")
-    before, placed, after = system.partition("{system_message}")
+    before, after = _SEPARATORS[style]
+    default_sep = "<|im_end|>" if style == "CHATML" else "\n"
+    sep = default_sep if read.sep is None else read.sep
+    sep2 = sep if read.sep2 is None else read.sep2
+    opening, placed, closing = read.system.partition("{system_message}")
     line = "\n" if style == "CHATML" else ""
-    roles["system"] = (before, after + sep + line) if placed else (system + line, sep + line)
-    default = data.get("system_message")
-    if default is not None and not isinstance(default, str):
-        raise _wrong(path, '"system_message" must be a text')
+    stops = read.stop_str or ()
     return ChatTemplate(
-        name=_string(path, data, "name", path.stem),
-        default_system_prompt=default,
-        role_prefix_and_suffix=roles,
-        stop_str=_stops(path, data),
-        image_token=_string(path, data, "image_token", "<image>"),
-        audio_token=_string(path, data, "audio_token", "<audio>"),
+        name=read.name or path.stem,
+        default_system_prompt=read.system_message,
+        role_prefix_and_suffix={
+            "user": (before.format(name=read.user), after.format(sep=sep)),
+            "assistant": (before.format(name=read.assistant), after.format(sep=sep2)),
+            "system": (opening, closing + sep + line) if placed else (read.system + line, sep + line),
+        },
+        stop_str=(stops,) if isinstance(stops, str) else stops,
+        image_token=read.image_token,
+        audio_token=read.audio_token,
     )
-
-
-def _stops(path: Path, data: Mapping[str, Any]) -> tuple[str, ...]:
-    match data.get("stop_str"):
-        case None:
-            return ()
-        case str(text):
-            return (text,)
-        case [*texts] if all(isinstance(text, str) for text in texts):
-            return tuple(texts)
-        case _:
-            raise _wrong(path, '"stop_str" must be a text or a list of texts')
-
-
-def _string(path: Path, data: Mapping[str, Any], key: str, default: str | None) -> str:
-    value = data.get(key, default)
-    if value is None and key not in data:
-        raise _wrong(path, f'"{key}" is missing')
-    if not isinstance(value, str):
-        raise _wrong(path, f'"{key}" must be a text, got {type(value).__name__}')
-    return value
 
 
 def _wrong(path: Path, what: str) -> ModelLoadError:

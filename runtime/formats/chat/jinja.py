@@ -10,23 +10,21 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jinja2
 from jinja2 import meta
 
-from runtime.formats.chat.budget import TIME_LIMIT_S, Budget, Limit
 from runtime.formats.chat.content import process_content_for_template_format
 from runtime.formats.chat.content_format import ContentFormat, ContentFormats, Messages
 from runtime.formats.chat.render import TemplateLimit
-from runtime.formats.chat.sandbox import Sandbox, run
-from runtime.formats.chat.sandbox_filters import strftime_at
-from runtime.protocol.errors import ModelLoadError, TemplateError
+from runtime.formats.chat.sandbox import TIME_LIMIT_S, Budget, Sandbox, run, strftime_at
+from runtime.formats.chat.sandbox_bounds import Limit
+from runtime.protocol.errors import TemplateError
 
 _THINKING = ("enable_thinking", "thinking")
-_OWN = ("messages", "tools", "add_generation_prompt")
+_RESERVED = ("messages", "tools", "add_generation_prompt")
 """Variables for which a request has its own fields."""
 _PROBE_TIME_S = 0.2
 _A_TOOL: Mapping[str, Any] = {
@@ -129,10 +127,10 @@ class JinjaChatTemplate:
     ) -> str:
         """The text of `messages` (role, content, ...). A content of parts is converted to the template's
         format. Raises TemplateError with the template's message and the line."""
-        for own in _OWN:
-            if own in (template_kwargs or {}):
+        for name in _RESERVED:
+            if name in (template_kwargs or {}):
                 raise TemplateError(
-                    f"cannot set {own!r}", where="template_kwargs", hint="it has its own field"
+                    f"cannot set {name!r}", where="template_kwargs", hint="it has its own field"
                 )
         name = self._pick(bool(tools))
         context = {
@@ -225,53 +223,6 @@ def detect_jinja_template_content_format(template: str | None) -> ContentFormat:
     if not isinstance(template, str):
         raise TypeError(f"a chat template is a str, got {type(template).__name__}")
     return JinjaChatTemplate({"default": template}).content_format
-
-
-def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> source of the checkpoint's templates; {} if it has none.
-
-    Reads chat_template.jinja and additional_chat_templates/*.jinja, else "chat_template" of
-    tokenizer_config.json (text, a mapping, or a list of named texts). Raises ModelLoadError for anything else
-    there.
-    """
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-        return {"default": read_template(file), **{path.stem: read_template(path) for path in more}}
-    match tokenizer_config.get("chat_template"):
-        case None | "":
-            return {}
-        case str(text):
-            return {"default": text}
-        case {**named} if named:
-            listed = [{"name": name, "template": text} for name, text in named.items()]
-        case [*entries]:
-            listed = entries
-        case other:
-            raise _odd(folder, f"it is a {type(other).__name__}")
-    sources: dict[str, str] = {}
-    for entry in listed:
-        match entry:
-            case {"name": str(name), "template": str(text)}:
-                sources[name] = text
-            case _:
-                raise _odd(folder, "an entry has no name or no text")
-    return sources
-
-
-def read_template(path: Path) -> str:
-    """The text of a .jinja file. Raises ModelLoadError."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"the chat template cannot be read: {error}", where=str(path)) from error
-
-
-def _odd(folder: Path, what: str) -> ModelLoadError:
-    return ModelLoadError(
-        f'"chat_template" is neither a text nor a list of named texts: {what}',
-        where=str(folder / "tokenizer_config.json"),
-    )
 
 
 def _text_of(error: BaseException) -> str:

@@ -3,8 +3,7 @@ families."""
 
 from __future__ import annotations
 
-from runtime.formats.chat.family import Family, Marks, Named
-from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, headed, turns
+from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, Family, Marks, Named, headed, turns
 
 # Vicuna 1.1 and the first LLaVA models: user and assistant on one line.
 VICUNA = Family(

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from runtime.formats.chat.families import FAMILIES
-from runtime.formats.chat.family import Marks
 from runtime.formats.chat.registry import get_chat_template
-from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.chat.template import ChatTemplate, Marks
 from runtime.protocol.errors import TemplateError
 
 MatchingFunction = Callable[[str], str | None]
@@ -76,14 +75,13 @@ def match_model_path(model_path: str) -> str | None:
     name = _spelled(model_path)
     if _NO_CHAT.search(name):
         return None
-    best: tuple[int, int, str] | None = None
-    for family in FAMILIES:
-        for rule in family.names:
-            match = rule.search(name)
-            if match is not None:
-                candidate = (match.start(), -match.end(), rule.template)
-                best = candidate if best is None else min(best, candidate)
-    return best[2] if best else None
+    matches = [
+        (match.start(), -match.end(), rule.template)
+        for family in FAMILIES
+        for rule in family.names
+        if (match := rule.search(name)) is not None
+    ]
+    return min(matches)[2] if matches else None
 
 
 def match_checkpoint(

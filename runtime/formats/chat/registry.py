@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from runtime.formats.chat.families import FAMILIES
 from runtime.formats.chat.template import ChatTemplate
@@ -15,8 +15,8 @@ BUILT_IN: Mapping[str, ChatTemplate] = {
 }
 
 
-class ChatTemplateTable(Registry[ChatTemplate]):
-    """Templates as objects, and plug-ins of third parties."""
+class ChatTemplateTable(Registry[ChatTemplate], Mapping[str, ChatTemplate]):
+    """Templates as objects, and plug-ins of third parties, which are loaded when they are read."""
 
     def __init__(self) -> None:
         super().__init__("chat template", {})
@@ -24,6 +24,12 @@ class ChatTemplateTable(Registry[ChatTemplate]):
 
     def names(self) -> list[str]:
         return sorted({*super().names(), *self._templates})
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __getitem__(self, name: str) -> ChatTemplate:
+        return self.load(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._templates or super().__contains__(name)
@@ -69,24 +75,8 @@ def _letters(name: str) -> str:
 CHAT_TEMPLATES = ChatTemplateTable()
 
 
-class _View(Mapping[str, ChatTemplate]):
-    """The table as a mapping; entries are loaded when they are read."""
-
-    def __getitem__(self, name: str) -> ChatTemplate:
-        return CHAT_TEMPLATES.load(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in CHAT_TEMPLATES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(CHAT_TEMPLATES)
-
-    def __len__(self) -> int:
-        return len(CHAT_TEMPLATES.names())
-
-
-chat_template_registry: Mapping[str, ChatTemplate] = _View()
-"""Name -> template, every registered one; read only."""
+chat_template_registry: Mapping[str, ChatTemplate] = CHAT_TEMPLATES
+"""Name -> template, every registered one."""
 
 
 def register_chat_template(template: ChatTemplate, *, replace: bool = False) -> ChatTemplate:

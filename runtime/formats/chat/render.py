@@ -8,8 +8,9 @@ tokenizers, nor which media a model supports.
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,7 +28,8 @@ from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.messages import RAW_ROLE, ImageData, Message
 
 _PATIENCE_S = 1.0
-_MARK = "\ue000open-turn\ue001"
+_MARK = f"\ue000{secrets.token_hex(8)}\ue001"
+"""A text that no message contains."""
 
 
 class TemplateLimit(TemplateError):
@@ -123,6 +125,8 @@ def _media(messages: Sequence[Message]) -> Rendered:
     audios: list[str] = []
     modalities: list[str | list[str]] = []
     for index, message in enumerate(messages):
+        if isinstance(message.content, str):
+            continue
         check_parts(message.content, index)
         # The encoding that collects media in any text format.
         process_content_for_template_format(
@@ -138,15 +142,16 @@ def _prompt(
     template_kwargs: Mapping[str, Any] | None,
     image_token: str | None,
 ) -> str:
-    if isinstance(template, ChatTemplate) and _has_turns(messages):
-        _refuse_extras(messages, template, tools, template_kwargs)
+    roles = dict.fromkeys(message.role for message in messages if message.role != RAW_ROLE)
     if isinstance(template, ChatTemplate):
+        if roles:
+            _refuse_extras(messages, template, tools, template_kwargs)
         return _by_prefixes(messages, template)
-    if not _has_turns(messages):
+    if not roles:
         return "".join(_raw(message, index, image_token) for index, message in enumerate(messages))
     if template is None:
         raise TemplateError(
-            f"the messages have turns ({_roles(messages)}), and this model has no chat template",
+            f"the messages have turns ({', '.join(roles)}), and this model has no chat template",
             where="messages",
             hint=f"start the engine with chat_template= a built-in name ({', '.join(CHAT_TEMPLATES)}) or the "
             "path of a .jinja file, or prompt it with plain text",
@@ -184,12 +189,11 @@ def conversation(
     return turns
 
 
-def as_dict(message: Message, index: int = 0, content_format: str = "string") -> dict[str, Any]:
-    """The message as chat templates expect it: tool-call arguments parsed, absent keys omitted.
-    content_format "openai": the template iterates over the parts of the content itself."""
-    converted = process_content_for_template_format(
-        {"role": message.role, "content": message.content}, content_format, [], [], [], [], index=index
-    )
+def _as_dict(message: Message, index: int) -> dict[str, Any]:
+    """The message as chat templates expect it: tool-call arguments parsed, absent keys omitted."""
+    converted: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not isinstance(message.content, str):
+        converted = process_content_for_template_format(converted, "openai", [], [], [], [], index=index)
     if message.name is not None:
         converted["name"] = message.name
     if message.tool_call_id is not None:
@@ -212,7 +216,7 @@ def _by_prefixes(messages: Sequence[Message], template: ChatTemplate) -> str:
     pieces: list[str] = []
     history: list[dict[str, Any]] = []
     for message in messages:
-        text = _with_tokens(message, template)
+        text = _with_marks(message, template.image_token, template.audio_token)
         if message.role == RAW_ROLE:
             pieces.append(text)
             continue
@@ -246,7 +250,7 @@ class _Turns:
         begins_raw = messages[0].role == RAW_ROLE
         for index, message in enumerate(messages):
             if message.role != RAW_ROLE:
-                turns.append(as_dict(message, index, "openai"))
+                turns.append(_as_dict(message, index))
                 continue
             if len(turns) > counted:
                 text = self._render(turns)
@@ -281,28 +285,27 @@ class _Turns:
         closed = self._or_none(before) if before else ""
         if offered is not None and offered != closed:
             return offered + text
-        mark = _unused_mark([*before, last])
-        marked = self._render([*before, {**last, "content": _marked(content, mark)}])
-        if marked.count(mark) != 1:
+        marked = self._render([*before, {**last, "content": _marked(content)}])
+        if marked.count(_MARK) != 1:
             raise TemplateError(
-                f"the chat template prints the content of a {last['role']!r} turn {marked.count(mark)} "
+                f"the chat template prints the content of a {last['role']!r} turn {marked.count(_MARK)} "
                 "times; such a turn cannot be left open",
                 where=f"messages[{index}]",
             )
-        start = marked.partition(mark)[0]
+        start = marked.partition(_MARK)[0]
         if closed is None:
             return start
         if start.startswith(closed) and not start[len(closed) :].removesuffix(text).strip():
             # It puts at most a space before the reply: models write that space with their first word.
             return closed + text if not text or text[0].isspace() else start
-        return closed + text if reply and self._opens_replies(before, closed, mark) else start
+        return closed + text if reply and self._opens_replies(before, closed) else start
 
-    def _opens_replies(self, before: list[dict[str, Any]], closed: str, mark: str) -> bool:
+    def _opens_replies(self, before: list[dict[str, Any]], closed: str) -> bool:
         """Whether the template opens a reply without being asked to: another turn of the user replaces that
         opening, but keeps everything before it."""
         if not before:
             return False
-        with_question = self._or_none([*before, {"role": "user", "content": mark}])
+        with_question = self._or_none([*before, {"role": "user", "content": _MARK}])
         text = _text_of_content(before[-1]["content"])[0].strip()
         if with_question is None or with_question.startswith(closed) or not text:
             return False
@@ -402,12 +405,8 @@ def _raw(message: Message, index: int, image_token: str | None) -> str:
     return _with_marks(message, image_token or "", "")
 
 
-def _with_tokens(message: Message, template: ChatTemplate) -> str:
-    """The content with the template's tokens for media."""
-    return _with_marks(message, template.image_token, template.audio_token)
-
-
 def _with_marks(message: Message, image_token: str, audio_token: str) -> str:
+    """The content with these texts for media."""
     if isinstance(message.content, str):
         return message.content
     pieces: list[str] = []
@@ -430,35 +429,13 @@ def _text_of_content(content: Any) -> tuple[str, bool]:
     return " ".join(texts), len(texts) == len(content)
 
 
-def _marked(content: Any, mark: str) -> Any:
-    """The content with `mark` at its end."""
+def _marked(content: Any) -> Any:
+    """The content with _MARK at its end."""
     if isinstance(content, str):
-        return content + mark
+        return content + _MARK
     if content and content[-1]["type"] == "text":
-        return [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]
-    return [*content, {"type": "text", "text": mark}]
-
-
-def _unused_mark(turns: Sequence[Mapping[str, Any]]) -> str:
-    """A text that does not occur in the turns."""
-    mark, count = _MARK, 0
-    while any(mark in text for text in _strings(list(turns))):
-        count += 1
-        mark = f"{_MARK}{count}\ue001"
-    return mark
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All texts in a JSON value."""
-    waiting = [value]
-    while waiting:
-        match waiting.pop():
-            case str(text):
-                yield text
-            case {**pairs}:
-                waiting += [*pairs, *pairs.values()]
-            case [*items]:
-                waiting += items
+        return [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]
+    return [*content, {"type": "text", "text": _MARK}]
 
 
 def _arguments(text: str) -> Any:
@@ -467,11 +444,3 @@ def _arguments(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _has_turns(messages: Sequence[Message]) -> bool:
-    return any(message.role != RAW_ROLE for message in messages)
-
-
-def _roles(messages: Sequence[Message]) -> str:
-    return ", ".join(dict.fromkeys(message.role for message in messages if message.role != RAW_ROLE))

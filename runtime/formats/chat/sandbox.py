@@ -1,32 +1,352 @@
 """The sandbox in which chat templates run: no access to the interpreter, and a budget for one rendering.
 
 A template is untrusted code. Jinja's immutable sandbox keeps it from the interpreter. Here, an operation
-whose result may be much larger than its input spends the size from the budget first. Other operations spend
-the size of their result. Each iteration of a loop and each call spends a little. It knows Jinja, not chats.
+whose result may be much larger than its input spends the size from the budget first; other operations spend
+the size of their result, each iteration of a loop and each call a little. It knows Jinja, not chats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, NoReturn, cast
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.ext import loopcontrols
+from jinja2.filters import FILTERS
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS
+from jinja2.utils import Joiner, Namespace
+from markupsafe import Markup
 
-from runtime.formats.chat.budget import BUDGET, ITEM, MAX_INT_BITS, OBJECT, Budget, Limit, Rounds
-from runtime.formats.chat.sandbox_filters import (
+from runtime.formats.chat.sandbox_bounds import (
+    ESCAPED,
+    FILTER_GROWTH,
+    ITEM,
+    LISTING,
     METHOD_GROWTH,
-    SANDBOX_FILTERS,
-    SANDBOX_GLOBALS,
-    SANDBOX_TESTS,
-    finalize,
-    growth_of_braces,
-    growth_of_percents,
+    OBJECT,
+    Bounded,
+    Generation,
+    Limit,
+    braces,
+    check_source,
+    percents,
 )
-from runtime.formats.chat.sandbox_source import Bounded, Generation, check_source
+
+TIME_LIMIT_S = 0.8
+"""CPU time of the thread."""
+TIME_PER_INPUT_CHARACTER_S = 5e-7
+UNITS = 24 << 20
+"""For one rendering, in addition to UNITS_PER_INPUT_CHARACTER."""
+UNITS_PER_INPUT_CHARACTER = 16
+FIRST_LOOK_S = 0.01
+"""Elapsed time before the first check. Reading the CPU time is a system call, which most renderings avoid."""
+LITTLE = 1 << 14
+"""Units. If less was spent, the elapsed time was a pause of the machine and not the template's work."""
+MAX_INT_BITS = 4096
+MAX_RANGE = 100_000
+
+
+class Budget:
+    """The budget of one rendering: work and memory as a single number of units, and CPU time. values: its
+    input, whose texts increase it.
+
+    No value may grow beyond the whole budget. So a single operation of Python on it (printing, comparing,
+    sorting) takes a fraction of a second, and the time is checked between operations.
+    """
+
+    def __init__(self, values: Any = None, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self._values, self._limit_s = values, time_limit_s
+        self._left = self._whole = UNITS
+        self._look_at = time.monotonic() + FIRST_LOOK_S
+        self._busy_until = 0.0
+        # id -> (the container, kept alive so that its id is not reused; its size). Containers never change.
+        self._sizes: dict[int, tuple[Any, int]] = {}
+
+    def spend(self, units: int) -> None:
+        """Called before an operation that needs `units`. Raises Limit."""
+        self._left -= units
+        if self._left < 0:
+            self._add_input()
+            if self._left < 0:
+                raise self._exceeded()
+        if time.monotonic() > self._look_at:
+            self._look()
+
+    def _look(self) -> None:
+        """Check the time limit. CPU time never grows faster than elapsed time."""
+        self._add_input()
+        now = time.thread_time()
+        if not self._busy_until:
+            self._busy_until = now + self._limit_s
+        if now > self._busy_until and self._whole - self._left > LITTLE:
+            raise Limit(f"the template does too much work: it took more than {self._limit_s:.2g} s")
+        self._look_at = time.monotonic() + max(self._busy_until - now, FIRST_LOOK_S)
+
+    def _add_input(self) -> None:
+        """Done once, and only for renderings that take longer: counting takes as long as a usual
+        rendering."""
+        if self._values is not None:
+            characters, self._values = _characters(self._values), None
+            self._limit_s += TIME_PER_INPUT_CHARACTER_S * characters
+            self._whole += UNITS_PER_INPUT_CHARACTER * characters
+            self._left += UNITS_PER_INPUT_CHARACTER * characters
+
+    def _exceeded(self) -> Limit:
+        return Limit(f"the template does too much work: it makes more than {self._whole >> 20} MiB of text")
+
+    def size(self, value: Any) -> int:
+        """Approximate units of `value` when printed. A value that it contains twice counts twice. Raises
+        Limit if it exceeds the whole budget."""
+        if isinstance(value, str):
+            return OBJECT + len(value)
+        if not isinstance(value, (list, tuple, dict, set, frozenset)):
+            return OBJECT
+        known = self._sizes.get(id(value))
+        if known is not None:
+            return known[1]
+        size = OBJECT
+        items = (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
+        for item in items:
+            size += self.size(item) + ITEM
+            if size > self._whole:
+                self._add_input()
+                if size > self._whole:
+                    raise self._exceeded()
+        self._sizes[id(value)] = (value, size)
+        return size
+
+    def new(self, value: Any) -> Any:
+        """Account for `value`, the result of an operation. Raises Limit."""
+        if isinstance(value, str):
+            self.spend(OBJECT + len(value))
+        elif isinstance(value, (list, tuple, dict, set, frozenset)):
+            self.size(value)
+            self.spend(OBJECT + ITEM * len(value))
+        elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise Limit(f"the template makes a number of more than {MAX_INT_BITS} bits")
+        else:
+            self.spend(1)
+        return value
+
+
+def _characters(value: Any) -> int:
+    """Approximate number of characters in a request's values."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return 8
+    return sum(map(_characters, value))
+
+
+BUDGET: ContextVar[Budget] = ContextVar("sglang_dsl_template_budget")
+"""The budget of the current rendering."""
+
+
+class Rounds:
+    """An iterable for loops. Each iteration spends `units`."""
+
+    def __init__(self, values: Iterable[Any], units: int) -> None:
+        self._values, self._units = values, units
+
+    def __len__(self) -> int:
+        return len(self._values)  # type: ignore[arg-type] # jinja2 handles a TypeError
+
+    def __iter__(self) -> Iterator[Any]:
+        spend, units = BUDGET.get().spend, self._units
+        for value in self._values:
+            spend(units)
+            yield value
+
+
+# -- filters, tests and globals ------------------------------------------------------------------------------
+
+
+_PASSED: Mapping[str, Callable[[Context], tuple[Any, ...]]] = {
+    "": lambda context: (),
+    "context": lambda context: (context,),
+    "eval_context": lambda context: (context.eval_ctx,),
+    "environment": lambda context: (context.environment,),
+}
+"""Kind of a filter -> what jinja2 passes it before its input."""
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Jinja's filter `function`, which spends the size of its result."""
+    passed = _PASSED[getattr(getattr(function, "jinja_pass_arg", None), "name", "")]
+    growth = FILTER_GROWTH.get(name)
+    sized = (list, tuple, dict, jinja2.Undefined, *([str] if name in ("reverse", "join") else []))
+
+    @pass_context
+    def bounded(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = BUDGET.get()
+        if name in LISTING and not isinstance(value, sized):
+            value = list(Rounds(value, 2 * OBJECT))
+        if growth is not None:
+            budget.spend(growth(budget.size, value, *args, **kwargs))
+        return budget.new(function(*passed(context), value, *args, **kwargs))
+
+    return bounded
+
+
+@pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """Called before a value is printed."""
+    if not isinstance(value, str):
+        budget = BUDGET.get()
+        budget.spend(budget.size(value))
+    return value
+
+
+@pass_context
+def _new(context: Context, value: Any) -> Any:
+    return BUDGET.get().new(value)
+
+
+@pass_context
+def _rounds(context: Context, value: Any, units: int) -> Any:
+    if isinstance(value, jinja2.Undefined):
+        iter(value)  # strict and plain undefined values behave differently here
+        return value
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{type(value).__name__!r} object is not iterable")
+    return Rounds(value, units)
+
+
+@pass_context
+def _text(context: Context, values: tuple[Any, ...]) -> str:
+    """`a ~ b ~ c`."""
+    budget = BUDGET.get()
+    budget.spend(sum(map(budget.size, values)))
+    return "".join(map(str, values))
+
+
+@pass_context
+def _sum(context: Context, values: tuple[Any, ...]) -> Any:
+    """`a + b + c`."""
+    budget = BUDGET.get()
+    if set(map(type, values)) == {str}:
+        budget.spend(OBJECT + sum(map(len, values)))
+        return "".join(values)
+
+    def added(one: Any, other: Any) -> Any:
+        if isinstance(one, Markup) or isinstance(other, Markup):
+            budget.spend(ESCAPED * (len(one) + len(other)))
+        return budget.new(one + other)
+
+    return functools.reduce(added, values)
+
+
+@pass_context
+def _tojson(
+    context: Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes: a prompt is not a web page."""
+    budget = BUDGET.get()
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if width > 64 or any(len(text) > 64 for text in separators or ()):
+        raise Limit("the template indents JSON by more than 64 characters")
+    budget.spend((ESCAPED if ensure_ascii else 2) * budget.size(value))
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        text = encoder.encode(value)
+    else:
+        # Indented JSON is written piece by piece, in Python, and may be much longer than its values.
+        pieces: list[str] = []
+        for piece in encoder.iterencode(value):
+            budget.spend(ITEM + len(piece))
+            pieces.append(piece)
+        text = "".join(pieces)
+    if ensure_ascii:
+        text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    return str(budget.new(text))
+
+
+_NOT_ASCII = re.compile("[^\\x00-\\x7f\\ue000-\\uf8ff]+")
+"""Private-use characters are not escaped: they are placeholders for texts that are inserted later."""
+
+
+def _raise(message: Any) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _range(*bounds: int) -> range:
+    numbers = range(*bounds)
+    if len(numbers) > MAX_RANGE:
+        raise Limit(f"the template does too much work: a range of more than {MAX_RANGE}")
+    return numbers
+
+
+def strftime_at(now: Callable[[], datetime]) -> Callable[[str], str]:
+    """The templates' `strftime_now` with the clock `now`."""
+
+    def strftime_now(form: str) -> str:
+        if len(form) > 200 or re.search(r"[0-9]{3}", form):
+            raise Limit("the template asks for a date in a format that is too long")
+        return now().astimezone().strftime(form)
+
+    return strftime_now
+
+
+class SealedNamespace(Namespace):
+    """Does not print its contents: namespaces may contain one another."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def _counted(test: Callable[..., Any]) -> Callable[..., Any]:
+    @pass_context
+    def counted(context: Context, *args: Any) -> Any:
+        BUDGET.get().spend(1)
+        return test(*args)
+
+    return counted
+
+
+_COMPARING = ("eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan",
+              "ge", ">=", "in")  # fmt: skip
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    **{name: _bounded(name, function) for name, function in FILTERS.items()},
+    "tojson": _tojson,
+    "sandbox_new": _new,
+    "sandbox_rounds": _rounds,
+    "sandbox_text": _text,
+    "sandbox_sum": _sum,
+}
+_TESTS: Mapping[str, Callable[..., Any]] = {
+    name: _counted(test) if name in _COMPARING else test
+    for name, test in cast(Mapping[str, Callable[..., Any]], TESTS).items()
+}
+_GLOBALS: Mapping[str, Any] = {
+    "dict": dict,
+    "joiner": Joiner,
+    "namespace": SealedNamespace,
+    "raise_exception": _raise,
+    "range": _range,
+    "strftime_now": strftime_at(datetime.now),
+}
+"""Without jinja2's `lipsum` and `cycler`, which can create any amount of text from nothing."""
+_REFUSED = frozenset({"translate", "maketrans", "format_map", "encode", "decode", "to_bytes", "expandtabs"})
+"""Methods whose results may be of any size."""
+
+
+# -- the environment -----------------------------------------------------------------------------------------
 
 
 def run(template: jinja2.Template, context: Mapping[str, Any], budget: Budget) -> str:
@@ -46,17 +366,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[Generation, loopcontrols],
-            finalize=finalize,
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=_finalize
         )
-        self.filters = dict(SANDBOX_FILTERS)
-        self.tests = dict(SANDBOX_TESTS)
-        self.globals.update(SANDBOX_GLOBALS)
-        # These can create any amount of text from nothing.
-        for name in ("lipsum", "cycler"):
-            self.globals.pop(name, None)
+        self.filters, self.tests, self.globals = dict(_FILTERS), dict(_TESTS), dict(_GLOBALS)
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
@@ -77,7 +389,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return None
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            BUDGET.get().spend(growth_of_braces(BUDGET.get(), value.__self__, *args, **kwargs))
+            budget = BUDGET.get()
+            budget.spend(braces(budget.size, value.__self__, *args, **kwargs))
             return str(formatted(*args, **kwargs))
 
         return bounded
@@ -88,16 +401,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = BUDGET.get()
         match operator, left, right:
-            case "*", (str() | list() | tuple()) as many, int(times):
-                budget.spend(_repeated(budget, many, times))
-            case "*", int(times), (str() | list() | tuple()) as many:
-                budget.spend(_repeated(budget, many, times))
+            case ("*", str() | list() | tuple() as many, int(times)) | (
+                "*", int(times), str() | list() | tuple() as many
+            ):  # fmt: skip
+                budget.spend(max(0, times) * len(many) * (1 if isinstance(many, str) else ITEM))
             case "*", int(one), int(other) if one.bit_length() + other.bit_length() > MAX_INT_BITS:
                 raise Limit("the template multiplies numbers that are too big")
             case "**", int(base), int(power) if base.bit_length() * max(0, power) > MAX_INT_BITS:
                 raise Limit("the template makes a power that is too big")
             case "%", str(form), _:
-                budget.spend(growth_of_percents(budget, form, right))
+                budget.spend(percents(budget.size, form, right))
             case _:
                 pass
         return budget.new(super().call_binop(context, operator, left, right))
@@ -105,19 +418,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = BUDGET.get()
         if isinstance(__obj, LoopContext) and args:  # a recursive loop over its own children
-            args = (Rounds(args[0], OBJECT, budget), *args[1:])
+            args = (Rounds(args[0], OBJECT), *args[1:])
         else:
             owner = getattr(__obj, "__self__", None)
             growth = METHOD_GROWTH.get(__obj.__name__) if isinstance(owner, str) else None
             if growth is not None:
-                own = {key: value for key, value in kwargs.items() if not key.startswith("_")}  # not jinja2's
-                budget.spend(growth(budget, owner, *args, **own))
+                options = {key: value for key, value in kwargs.items() if not key.startswith("_")}
+                budget.spend(growth(budget.size, owner, *args, **options))
         budget.spend(OBJECT)
         return budget.new(super().call(__context, __obj, *args, **kwargs))
-
-
-def _repeated(budget: Budget, many: str | list[Any] | tuple[Any, ...], times: int) -> int:
-    return max(0, times) * (len(many) if isinstance(many, str) else ITEM * len(many))
-
-
-_REFUSED = frozenset({"translate", "maketrans", "format_map", "encode", "decode", "to_bytes", "expandtabs"})

@@ -103,7 +103,7 @@ class ChannelSplitter:
             emit(reader.take(reader.left - reader.held(ends) if distance is None else distance))
             if distance is not None:
                 return
-            if reader.over:
+            if reader.ended:
                 emit(reader.take(reader.left))
                 return
             yield

@@ -1,15 +1,16 @@
 """How models mark their reasoning: the text before the answer, and the mark that ends it.
 
-A table of the marks of model families, which of them a checkpoint uses, and where the answer begins in an
-output. It knows texts and ids, no model and no server.
+Tables of marks and of model families, and which marks a checkpoint uses. It knows texts and ids, no model and
+no server. Sources: the model cards and chat templates of the families.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.registry import UnknownName
 
 AUTO, NONE = "auto", "none"
 SWITCHES = ("enable_thinking", "thinking")
@@ -61,22 +62,79 @@ KNOWN: tuple[Marks, ...] = (THINK, BRACKETS, SEED, COMMAND, KIMI, GEMMA, APERTUS
 """The most common first: if a tokenizer has the tokens of several, the first is used."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningMarks:
-    """How one model marks its reasoning.
+_GRANITE = Marks("Here is my thought process:", "Here is my response:")
+_THINK_OR_CALL = replace(THINK, ends=("<tool_call>",))
+_HUNYUAN = replace(THINK, ends=("<tool_calls>",), dropped=("<answer>", "</answer>"))
 
-    close_ids: the mark as ids, if it contains an added token; then these ids end the reasoning, and the same
-    letters in other tokens do not. () = the mark is plain text, however it is tokenised. inside_ids: control
-    tokens that may occur in the reasoning. ends, dropped: see Marks.
+
+@dataclass(frozen=True, slots=True)
+class ReasoningType:
+    """`marks` around the reasoning. `begun`: whether the prompt opens it, so that an output begins inside it
+    and has only the closing mark; otherwise an output that does not open it has none. kept: the reasoning is
+    not removed from the content; the mark with which the prompt opened it is put before it."""
+
+    marks: Marks
+    begun: bool = False
+    kept: bool = False
+
+
+REASONING_TYPES: dict[str, ReasoningType] = {
+    # DeepSeek-R1's template ends with <think>, as do those of the pure thinking models below.
+    "deepseek-r1": ReasoningType(THINK, begun=True),
+    "deepseek-v3": ReasoningType(_THINK_OR_CALL),
+    "deepseek-v4": ReasoningType(THINK),
+    "deepseek-v41": ReasoningType(THINK),
+    "qwen3": ReasoningType(_THINK_OR_CALL),
+    "qwen3-thinking": ReasoningType(_THINK_OR_CALL, begun=True),
+    "glm45": ReasoningType(_THINK_OR_CALL),
+    "hunyuan": ReasoningType(_HUNYUAN),
+    "interns1": ReasoningType(_THINK_OR_CALL),
+    "iquest_q1": ReasoningType(THINK),
+    "kimi": ReasoningType(KIMI),
+    "kimi_k2": ReasoningType(replace(THINK, ends=("<|tool_calls_section_begin|>",)), begun=True),
+    "kimi_k3": ReasoningType(KIMI_3, begun=True),
+    "ling3": ReasoningType(THINK),
+    "minimax": ReasoningType(_THINK_OR_CALL, begun=True),
+    "minimax-append-think": ReasoningType(THINK, begun=True, kept=True),
+    "minimax-m3": ReasoningType(MINIMAX_3),
+    "mimo": ReasoningType(_THINK_OR_CALL),
+    "nanbeige": ReasoningType(THINK),
+    "nemotron_3": ReasoningType(_THINK_OR_CALL),
+    "poolside_v1": ReasoningType(_THINK_OR_CALL),
+    "step3": ReasoningType(THINK, begun=True),
+    "step3p5": ReasoningType(THINK, begun=True),
+    "mistral": ReasoningType(BRACKETS),
+    "seed_oss": ReasoningType(SEED),
+    "cohere_command4": ReasoningType(COMMAND),
+    "gemma4": ReasoningType(GEMMA),
+    "gpt-oss": ReasoningType(HARMONY),
+    "apertus2509": ReasoningType(APERTUS),
+    "inkling": ReasoningType(INKLING),
+    "granite_thinking_parser": ReasoningType(_GRANITE),
+}
+"""Name -> how the family marks its reasoning. "auto" uses any known mark in the output."""
+
+
+def reasoning_type(name: str) -> ReasoningType | None:
+    """The family called `name`; None for "auto". Raises UnknownName listing the known ones."""
+    if name != AUTO and name not in REASONING_TYPES:
+        known = ", ".join([AUTO, *REASONING_TYPES])
+        raise UnknownName(f"unknown kind of reasoning {name!r}; known: {known}")
+    return REASONING_TYPES.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks(Marks):
+    """The marks of one model.
+
+    close_ids: the closing mark as ids, if it contains an added token; then these ids end the reasoning, and
+    the same letters in other tokens do not. () = the mark is plain text, however it is tokenised. open_ids:
+    likewise. inside_ids: control tokens that may occur in the reasoning.
     """
 
-    open: str
-    close: str
     open_ids: tuple[int, ...] = ()
     close_ids: tuple[int, ...] = ()
     inside_ids: tuple[int, ...] = ()
-    ends: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the end of the prompt opens the reasoning, so that the output begins with it."""
@@ -86,18 +144,17 @@ class ReasoningMarks:
         """Whether the end of the prompt closes the reasoning, so that the output begins with the answer."""
         return prompt.rstrip().endswith(self.close)
 
-
-def find(ids: Sequence[int], sequence: Sequence[int], start: int = 0) -> int | None:
-    """The end of the first `sequence` in `ids` from `start` on; None if there is none."""
-    size, first = len(sequence), sequence[0]
-    while True:
-        try:
-            start = ids.index(first, start)
-        except ValueError:
-            return None
-        if tuple(ids[start : start + size]) == tuple(sequence):
-            return start + size
-        start += 1
+    def end_in(self, ids: Sequence[int], start: int = 0) -> int | None:
+        """The end of the first close_ids in `ids` from `start` on; None if there are none."""
+        size = len(self.close_ids)
+        while True:
+            try:
+                start = ids.index(self.close_ids[0], start)
+            except ValueError:
+                return None
+            if tuple(ids[start : start + size]) == self.close_ids:
+                return start + size
+            start += 1
 
 
 def marks_of(
@@ -116,21 +173,17 @@ def marks_of(
         return None
     if not option:
         raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
-    if isinstance(option, Marks):
-        marks: Marks | None = option
-    else:
-        marks = _known(added_id, list(templates)) if option == AUTO else _marks_ending_with(option)
+    marks = option if isinstance(option, Marks) else None
+    if option == AUTO:
+        marks = _known(added_id, list(templates))
+    elif marks is None:
+        marks = next((known for known in KNOWN if known.close == option), Marks("", str(option)))
     if marks is None:
         return None
-    opens = _ids(marks.open, added_id, encode)
+    opens, closes = (_ids(mark, added_id, encode) for mark in (marks.open, marks.close))
     inside = [token for text in marks.inside if (token := added_id(text)) is not None]
-    closes = _ids(marks.close, added_id, encode)
-    every = tuple({*opens, *inside})
-    return ReasoningMarks(marks.open, marks.close, opens, closes, every, marks.ends, marks.dropped)
-
-
-def _marks_ending_with(close: str) -> Marks:
-    return next((marks for marks in KNOWN if marks.close == close), Marks("", close))
+    texts = (marks.open, marks.close, marks.inside, marks.ends, marks.dropped)
+    return ReasoningMarks(*texts, opens, closes, tuple({*opens, *inside}))
 
 
 def _known(added_id: Callable[[str], int | None], templates: Sequence[str]) -> Marks | None:

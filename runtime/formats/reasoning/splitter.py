@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from runtime.formats.reasoning.channels import ChannelSplitter
+from runtime.formats.reasoning.marks import HARMONY, KNOWN, Marks, ReasoningType
 from runtime.formats.tools.reader import held_back, longest_first
-
-
-class TextMarks(Protocol):
-    """The texts around reasoning; `open` may be empty. ends, dropped: see Marks."""
-
-    @property
-    def open(self) -> str: ...
-
-    @property
-    def close(self) -> str: ...
-
-    @property
-    def ends(self) -> tuple[str, ...]: ...
-
-    @property
-    def dropped(self) -> tuple[str, ...]: ...
 
 
 class ReasoningSplitter:
@@ -30,23 +17,23 @@ class ReasoningSplitter:
     marks around the answer.
 
     choices: the marks that the text may begin with. begun: the text begins inside the reasoning, whether or
-    not it has the opening mark. boundary_given: the start of the answer is passed with the pieces, and the
+    not it has the opening mark. known_boundary: the start of the answer is passed with the pieces, and the
     closing mark is not searched in the text. Blanks around the reasoning are removed, and those before the
     answer, unless `exact`.
     """
 
     def __init__(
         self,
-        choices: Sequence[TextMarks],
+        choices: Sequence[Marks],
         *,
         begun: bool = False,
-        boundary_given: bool = False,
+        known_boundary: bool = False,
         exact: bool = False,
     ) -> None:
-        self._choices, self._begun, self._boundary_given, self._exact = choices, begun, boundary_given, exact
+        self._choices, self._begun, self._known_boundary, self._exact = choices, begun, known_boundary, exact
         self._marks = choices[0]
         self._close = choices[0].close if begun else ""
-        self._unsaid = ""  # text that may be a mark around the answer
+        self._held_mark = ""  # text that may be a mark around the answer
         self._state: Literal["start", "inside", "gap", "answer"] = "start"
         self._held = ""
         self._head: list[str] = []
@@ -73,10 +60,10 @@ class ReasoningSplitter:
     def end(self) -> tuple[str, str]:
         """The rest, at the end of the text. Unclosed reasoning is all reasoning."""
         held, self._held = self._held, ""
-        if self._state == "start" and not (self._begun and (self._boundary_given or held.strip())):
+        if self._state == "start" and not (self._begun and (self._known_boundary or held.strip())):
             return "", held
         if self._state == "answer":
-            return "", self._unsaid
+            return "", self._held_mark
         self._head.append(held)
         return ("" if self._state in ("gap", "answer") else self._trimmed(held.rstrip())), ""
 
@@ -103,7 +90,7 @@ class ReasoningSplitter:
 
     def _inside(self, end: int | None) -> str:
         held, close = self._held, self._close
-        if not self._boundary_given:
+        if not self._known_boundary:
             match = _first_of(held, (close, *self._marks.ends))
             if match is not None and match[1] != close:
                 self._take(match[0])
@@ -122,9 +109,9 @@ class ReasoningSplitter:
         """How many of the last characters may begin the closing mark."""
         held, close = self._held, self._close
         bare = held.rstrip()
-        if self._boundary_given and bare.endswith(close):
+        if self._known_boundary and bare.endswith(close):
             return len(held) - len(bare) + len(close)
-        return held_back(held, 0, (close,) if self._boundary_given else (close, *self._marks.ends))
+        return held_back(held, 0, (close,) if self._known_boundary else (close, *self._marks.ends))
 
     def _trimmed(self, text: str) -> str:
         """Without the blanks that begin the reasoning."""
@@ -154,16 +141,16 @@ class ReasoningSplitter:
 
     def _cleaned(self, text: str) -> str:
         """A piece of the answer without the marks around it."""
-        marks = () if self._boundary_given else self._marks.dropped
+        marks = () if self._known_boundary else self._marks.dropped
         if not marks or not text:
             return text
-        text, self._unsaid = self._unsaid + text, ""
+        text, self._held_mark = self._held_mark + text, ""
         pieces = []
         while (match := _first_of(text, marks)) is not None:
             pieces.append(text[: match[0]])
             text = text[match[0] + len(match[1]) :]
         keep = len(text) - held_back(text, 0, marks)
-        self._unsaid = text[keep:]
+        self._held_mark = text[keep:]
         return "".join([*pieces, text[:keep]])
 
     def _take(self, size: int) -> None:
@@ -176,3 +163,56 @@ def _first_of(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     """The position of the first of `options` in a text, and which one it is."""
     match = longest_first(options)[0].search(text)
     return None if match is None else (match.start(), match[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split text. `head`: everything before the answer, with marks and blanks, unchanged; `reasoning`: the
+    thoughts without them. head + answer is the text."""
+
+    head: str
+    reasoning: str
+    answer: str
+
+
+class KeptReasoning:
+    """Everything is the answer, preceded by the mark at the end of the prompt."""
+
+    head = ""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def feed(self, text: str) -> tuple[str, str]:
+        mark, self._mark = self._mark, ""
+        return "", mark + text
+
+    def end(self) -> tuple[str, str]:
+        return self.feed("")
+
+
+AnySplitter: TypeAlias = ReasoningSplitter | ChannelSplitter | KeptReasoning
+
+
+def splitter_of(kind: ReasoningType | None) -> AnySplitter:
+    """For a text of this kind; None: with any known mark."""
+    if kind is None:
+        return ReasoningSplitter(KNOWN)
+    if kind.kept:
+        return KeptReasoning(kind.marks.open)
+    return splitter_by(kind.marks, begun=kind.begun)
+
+
+def splitter_by(marks: Marks, *, begun: bool) -> ReasoningSplitter | ChannelSplitter:
+    """For a text with these marks; begun: it begins inside the reasoning."""
+    if marks.close == HARMONY.close:
+        return ChannelSplitter(begun=begun)
+    return ReasoningSplitter([marks], begun=begun)
+
+
+def split_reasoning(text: str, kind: ReasoningType | None) -> Split:
+    """Split a whole text; see ReasoningSplitter."""
+    splitter = splitter_of(kind)
+    thought, answer = splitter.feed(text)
+    more, rest = splitter.end()
+    return Split(splitter.head, thought + more, answer + rest)

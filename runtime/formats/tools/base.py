@@ -21,37 +21,23 @@ class CallSink:
     def __init__(self, reader: Reader, tools: Mapping[str, Tool], incremental: bool, forward: bool) -> None:
         self.items: list[ToolCallItem] = []
         self.count = 0
-        self._reader, self._tools = reader, tools
+        self._reader, self.tools = reader, tools
         self._incremental, self._forward = incremental, forward
         self._index = 0
         self._held: list[str] = []
 
-    def tool(self, name: str) -> Tool:
-        """The tool of this name. Raises Malformed if there is none."""
-        tool = self._tools.get(name)
-        if tool is None:
-            if not self._forward:
-                raise Malformed(f"there is no tool {name[:80]!r}")
-            return Tool(name)
-        return tool
-
-    def knows(self, name: str) -> bool:
-        return name in self._tools
-
-    @property
-    def tools(self) -> Mapping[str, Tool]:
-        return self._tools
-
     def begin(self, name: str) -> Tool:
         """A call of this tool begins. Raises Malformed if there is no such tool."""
-        tool = self.tool(name)
-        self._index = self.count if name in self._tools else -1
+        tool = self.tools.get(name)
+        if tool is None and not self._forward:
+            raise Malformed(f"there is no tool {name[:80]!r}")
+        self._index = -1 if tool is None else self.count
         self._held = []
         self._name = name
         if self._incremental:
             self.count += self._index >= 0
             self._give(ToolCallItem(self._index, name))
-        return tool
+        return tool or Tool(name)
 
     def arguments(self, piece: str) -> None:
         """The next piece of its arguments' JSON."""
@@ -92,7 +78,7 @@ class BaseFormatDetector(ABC):
     """A format. keys: its names. One object serves all replies: it has no state.
 
     To add one: a subclass, or an object of one of the shapes (json_calls, named_calls, tagged, pythonic), in
-    a file of `formats`, and a line in `table`; a separate package has an entry point in the group
+    `formats`, and a line in `table`; a separate package has an entry point in the group
     `sglang_dsl.tool-call.format`.
     """
 
@@ -145,3 +131,21 @@ class BaseFormatDetector(ABC):
 
     def has_tool_call(self, text: str) -> bool:
         return any(trigger in text for trigger in self.triggers)
+
+
+class WrittenCalls(BaseFormatDetector):
+    """A format that writes each call as a text of its own, with `around` around and between them."""
+
+    @abstractmethod
+    def written(self, number: int, call: Call) -> str:
+        """One call; `number`: its index in the reply."""
+
+    def render(self, calls: Sequence[Call]) -> str:
+        begin, separator, end = self.around
+        written = separator.join(self.written(number, call) for number, call in enumerate(calls))
+        return f"{begin}{written}{end}" if calls else ""
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        begin, end = self.written(0, Call(tool.name, {})).rsplit("{}", 1)
+        content = {"type": "json_schema", "json_schema": schema}
+        return {"type": "tag", "begin": begin, "content": content, "end": end}

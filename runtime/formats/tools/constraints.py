@@ -157,29 +157,3 @@ def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
     if not parallel:
         calls["maxItems"] = 1
     return {**calls, "$defs": definitions} if definitions else calls
-
-
-def legacy_tag(
-    detector: BaseFormatDetector, tools: Sequence[Tool], at_least_one: bool = False
-) -> dict[str, Any] | None:
-    """The older form of a structural tag: {"structures": [...], "triggers": [...]}; None if the format has
-    none."""
-    infos = [detector.structure_info(tool.name) for tool in tools]
-    structures = [
-        {
-            "begin": info.begin,
-            "schema": schema_of(tool) if tool.strict or strict_level() >= 2 else {},
-            "end": info.end,
-        }
-        for tool, info in zip(tools, infos, strict=True)
-        if info is not None
-    ]
-    if len(structures) < len(tools):
-        return None
-    triggers = list(dict.fromkeys(info.trigger for info in infos if info is not None))
-    return {
-        "type": "structural_tag",
-        "structures": structures,
-        "triggers": triggers,
-        "at_least_one": at_least_one,
-    }

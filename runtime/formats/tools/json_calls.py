@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.base import CallSink, WrittenCalls
 from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.types import Call, StructureInfo, Tool
+from runtime.formats.tools.types import Call, StructureInfo
 from runtime.formats.tools.values import JSON, SIMPLE_STRING, Dialect, Emit, text_of, value
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -30,7 +29,7 @@ _BARE = {
 
 
 @dataclass(frozen=True)
-class JsonCalls(BaseFormatDetector):
+class JsonCalls(WrittenCalls):
     """begin, end: around one call, or around all calls if `listed` (written as a list). Both forms are read.
     separator: between calls. aliases: other texts that begin a call. closers: other texts that end a call.
 
@@ -102,16 +101,10 @@ class JsonCalls(BaseFormatDetector):
             yield from reader.expect("{")
         return True
 
-    def render(self, calls: Sequence[Call]) -> str:
-        written = [
-            f'{{"{self.name}": {text_of(call.name)}, "{self.arguments}": {text_of(dict(call.arguments))}}}'
-            for call in calls
-        ]
-        if self.listed:
-            return f"{self.begin}{', '.join(written)}{self.end}" if calls else ""
-        if self.bare:
-            return f"{self.begin}{self.separator.join(written)}{self.end}" if calls else ""
-        return self.separator.join(f"{self.begin}{one}{self.end}" for one in written)
+    def written(self, number: int, call: Call) -> str:
+        arguments = text_of(dict(call.arguments))
+        text = f'{{"{self.name}": {text_of(call.name)}, "{self.arguments}": {arguments}}}'
+        return text if self.listed or self.bare else f"{self.begin}{text}{self.end}"
 
     @property
     def around(self) -> tuple[str, str, str]:  # type: ignore[override]
@@ -128,13 +121,6 @@ class JsonCalls(BaseFormatDetector):
             return None
         head = self.older.replace("{}", text_of(name))
         return StructureInfo(self.begin + head, f"}}{self.end}", self.triggers[0])
-
-    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        around = self.listed or self.bare  # the marks are around all calls
-        head = f'{{"{self.name}": {text_of(tool.name)}, "{self.arguments}": '
-        begin, end = (head, "}") if around else (self.begin + head, f"}}{self.end}")
-        content = {"type": "json_schema", "json_schema": schema}
-        return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def call_object(reader: Reader, dialect: Dialect, calls: CallSink, others: bool = False) -> Reading[None]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.base import CallSink, WrittenCalls
 from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.types import Call, StructureInfo, Tool
+from runtime.formats.tools.types import Call, StructureInfo
 from runtime.formats.tools.values import JSON, Dialect, Emit, text_of, value
 
 LONGEST_NAME = 256
@@ -30,7 +28,7 @@ def arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
 
 
 @dataclass(frozen=True)
-class NamedCalls(BaseFormatDetector):
+class NamedCalls(WrittenCalls):
     """begin, end: around all calls ("": nothing). opener, closer: around one call. before: between the opener
     and the name. after: between the name and its arguments. behind: between the arguments and the closer.
     separator: between calls. prefix, suffix: around the name; "{}" in the suffix is the call's number.
@@ -91,12 +89,6 @@ class NamedCalls(BaseFormatDetector):
         arguments = text_of(dict(call.arguments))
         return f"{self.opener}{self.before}{name}{self.after}{arguments}{self.behind}{self.closer}"
 
-    def render(self, calls: Sequence[Call]) -> str:
-        if not calls:
-            return ""
-        written = self.separator.join(self.written(number, call) for number, call in enumerate(calls))
-        return f"{self.begin}{written}{self.end}"
-
     @property
     def around(self) -> tuple[str, str, str]:  # type: ignore[override]
         return self.begin, self.separator, self.end
@@ -105,10 +97,3 @@ class NamedCalls(BaseFormatDetector):
         before, after = self.written(0, Call(name, {})).rsplit("{}", 1)
         begin, end = ("", "") if self.single else (self.begin, self.end)
         return StructureInfo(begin + before, after + end, (begin or self.opener).strip())
-
-    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        tag = super().call_tag(tool, schema)
-        if tag is not None:
-            tag["begin"] = tag["begin"].removeprefix(self.begin)
-            tag["end"] = tag["end"].removesuffix(self.end) if self.end else tag["end"]
-        return tag

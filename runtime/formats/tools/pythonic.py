@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.base import BaseFormatDetector, CallSink, WrittenCalls
 from runtime.formats.tools.reader import NAME, Malformed, Reader, Reading
 from runtime.formats.tools.schema import is_plain, with_definitions
 from runtime.formats.tools.types import Call, Tool
@@ -18,7 +18,7 @@ _MOST_OPTIONAL = 40
 
 
 @dataclass(frozen=True)
-class PythonicCalls(BaseFormatDetector):
+class PythonicCalls(WrittenCalls):
     """begin, end: around all calls. listed: in a list; otherwise one call per line. aliases: other texts that
     begin the calls, closers: that end them. within: texts that may come between begin and the calls, and at
     their end. json: another format whose calls may be there instead."""
@@ -83,7 +83,7 @@ class PythonicCalls(BaseFormatDetector):
         while True:
             match = NAME.match(reader.text, reader.at + skip)
             size = match.end() - reader.at if match else skip
-            if size < reader.left or reader.over or size > skip + 256:
+            if size < reader.left or reader.ended or size > skip + 256:
                 return size > skip and reader.text[reader.at + size : reader.at + size + 1] == "("
             yield
 
@@ -104,14 +104,9 @@ class PythonicCalls(BaseFormatDetector):
         calls.arguments("}")
         calls.commit()
 
-    def render(self, calls: Sequence[Call]) -> str:
-        if not calls:
-            return ""
-        written = (
-            f"{call.name}({', '.join(f'{key}={_literal(item)}' for key, item in call.arguments.items())})"
-            for call in calls
-        )
-        return f"{self.begin}{(', ' if self.listed else chr(10)).join(written)}{self.end}"
+    def written(self, number: int, call: Call) -> str:
+        arguments = (f"{key}={_literal(item)}" for key, item in call.arguments.items())
+        return f"{call.name}({', '.join(arguments)})"
 
     @property
     def around(self) -> tuple[str, str, str]:  # type: ignore[override]

@@ -32,7 +32,7 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.over = False
+        self.ended = False
         self.taken: list[str] = []
         self._waiting: list[str] = []
         self._waits = 0
@@ -48,7 +48,7 @@ class Reader:
         return True
 
     def end(self) -> None:
-        self.over = True
+        self.ended = True
         self._join()
 
     def _join(self) -> None:
@@ -76,7 +76,7 @@ class Reader:
 
     def more(self) -> Reading[None]:
         """Wait for text. Raises Malformed at the end of the text."""
-        if self.over:
+        if self.ended:
             raise Malformed("the text ends")
         yield
 
@@ -93,7 +93,7 @@ class Reader:
             match = pattern.match(self.text, self.at)
             if match is not None and match.end() > self.at:
                 pieces += self.take(match.end() - self.at)
-            if self.left or self.over:
+            if self.left or self.ended:
                 return pieces
             yield
 
@@ -117,7 +117,7 @@ class Reader:
         while True:
             position = self.at + skip
             here = len(self.text) - position
-            if here >= longest or self.over or self.text[position:] not in _beginnings(options):
+            if here >= longest or self.ended or self.text[position:] not in _beginnings(options):
                 match = pattern.match(self.text, position)
                 return match[0] if match else ""
             yield
@@ -137,7 +137,7 @@ class Reader:
         while True:
             match = _BLANK.match(self.text, self.at + width)
             width = (match.end() if match else self.at + width) - self.at
-            if self.at + width < len(self.text) or self.over:
+            if self.at + width < len(self.text) or self.ended:
                 return width - skip
             yield
 
@@ -194,7 +194,7 @@ class Reader:
         # Another one may begin before it, with only its beginning available.
         if (
             distance
-            and not self.over
+            and not self.ended
             and self.left - distance < longest
             and self.left - self.held(options) < distance
         ):

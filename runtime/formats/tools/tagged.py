@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.formats.tools import schema as schemas
-from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.base import CallSink, WrittenCalls
 from runtime.formats.tools.named_calls import LONGEST_NAME
 from runtime.formats.tools.reader import Reader, Reading
 from runtime.formats.tools.schema import plain, property_of, typed
@@ -21,7 +21,7 @@ def _nonempty(*marks: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class TaggedCalls(BaseFormatDetector):
+class TaggedCalls(WrittenCalls):
     """begin, end: around one call, or around all calls if `block`. opener, name_end, closer: around one call:
     opener NAME name_end ARGUMENTS closer. key_open, key_end, value_end: around one argument: key_open KEY
     key_end VALUE value_end. gap: between all of these when written; any white space is read. padding: around
@@ -146,7 +146,7 @@ class TaggedCalls(BaseFormatDetector):
     def _ends_here(self, reader: Reader, skip: int) -> Reading[bool]:
         """Whether the text after the end of a call is valid there."""
         skip += yield from reader.width_of_blank(skip)
-        if reader.over and reader.left == skip:
+        if reader.ended and reader.left == skip:
             return True
         after = _nonempty(self.end.strip(), self.opener, self.begin.strip(), self.tail)
         return bool((yield from reader.starts(after, skip)))
@@ -158,23 +158,18 @@ class TaggedCalls(BaseFormatDetector):
             key, separator, _ = reader.text[reader.at + start : reader.at + start + LONGEST_NAME].partition(
                 end
             )
-            if separator or reader.over or len(key) >= LONGEST_NAME:
+            if separator or reader.ended or len(key) >= LONGEST_NAME:
                 return bool(separator) and property_of(tool, key.strip()) is not None
             yield
 
-    def render(self, calls: Sequence[Call]) -> str:
-        written = [self.written(call) for call in calls]
-        if self.block:
-            return f"{self.begin}{self.separator.join(written)}{self.end}" if calls else ""
-        return self.separator.join(f"{self.begin}{one}{self.end}" for one in written)
-
-    def written(self, call: Call) -> str:
+    def written(self, number: int, call: Call) -> str:
         parts = [f"{self.call}{self.opener}{call.name}{self.name_end.rstrip() or self.name_end.strip()}"]
         for key, item in call.arguments.items():
             before = f"{self.opened(key, isinstance(item, str))}{self.padding}"
             parts.append(f"{before}{self.shown(plain(item))}{self.padding}{self.value_end}")
         parts.append(self.closer)
-        return self.gap.join(parts) + self.tail
+        text = self.gap.join(parts) + self.tail
+        return text if self.block else f"{self.begin}{text}{self.end}"
 
     @property
     def around(self) -> tuple[str, str, str]:  # type: ignore[override]
@@ -184,8 +179,7 @@ class TaggedCalls(BaseFormatDetector):
         if not schemas.is_plain(tool.parameters):
             return None
         schema = tool.parameters
-        before, after = ("", "") if self.block else (self.begin, self.end)
-        begin, end = self.written(Call(tool.name, {})).rsplit(self.gap + self.closer, 1)
+        begin, end = self.written(0, Call(tool.name, {})).rsplit(self.gap + self.closer, 1)
         arguments = [
             tag if key in schema.get("required", ()) else {"type": "optional", "content": tag}
             for key, inner in schema.get("properties", {}).items()
@@ -193,7 +187,7 @@ class TaggedCalls(BaseFormatDetector):
         ]
         closer = {"type": "const_string", "value": self.gap + self.closer + end}
         content = {"type": "sequence", "elements": [*arguments, closer]}
-        return {"type": "tag", "begin": before + begin, "content": content, "end": after}
+        return {"type": "tag", "begin": begin, "content": content, "end": ""}
 
     def argument_tag(self, key: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
         """One argument: if it is a text, text up to its end, else JSON."""

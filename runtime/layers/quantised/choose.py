@@ -9,7 +9,7 @@ import torch
 
 from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
-from runtime.config.parts.quantization import Quantization, check_wish
+from runtime.config.parts.quantization import Quantization, check_requested
 from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8
 from runtime.layers.linear import LinearMethod
@@ -42,7 +42,7 @@ def open_checkpoint(
 def method_for(spec: ModelSpec, wished: str | None, dense: Dense, *, expand: bool) -> LinearMethod:
     """wished: RunnerConfig.quantization. expand: dequantise checkpoints on load; ignored if the user asks for
     quantised weights. Raises BadRequest."""
-    check_wish(spec.quantization, wished)
+    check_requested(spec.quantization, wished)
     if spec.quantization is not None:
         format = FORMATS[spec.quantization.method](spec.quantization)
         if wished == "w8a8_int8":

@@ -6,8 +6,7 @@ from the padding id and has its own kind of classifier; DistilBERT has no token 
 
 from __future__ import annotations
 
-from runtime.config.encoder import EncoderFamily, EncoderNames, Head, Shape, common_shape
-from runtime.config.fields import Fields
+from runtime.config.encoder import EncoderFamily, EncoderNames, Head
 
 _PRETRAINING = (
     "cls.predictions.bias",
@@ -26,12 +25,10 @@ _BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 BERT = EncoderFamily(
     prefix="bert.",
-    shape=common_shape,
     names=EncoderNames(ignored=(*_BERT_BUFFERS, *_PRETRAINING, "pooler.dense.weight", "pooler.dense.bias")),
 )
 BERT_CLASSIFIER = EncoderFamily(
     prefix="bert.",
-    shape=common_shape,
     names=EncoderNames(ignored=_BERT_BUFFERS),
     head=Head("pooler.dense", "classifier"),
 )
@@ -50,13 +47,11 @@ _POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 
 ROBERTA = EncoderFamily(
     prefix="roberta.",
-    shape=common_shape,
     names=EncoderNames(ignored=(*_BERT_BUFFERS, *_HEAD_OF_MLM, *_POOLER)),
     counts_from_pad=True,
 )
 ROBERTA_CLASSIFIER = EncoderFamily(
     prefix="roberta.",
-    shape=common_shape,
     names=EncoderNames(ignored=(*_BERT_BUFFERS, *_POOLER)),
     counts_from_pad=True,
     head=Head("classifier.dense", "classifier.out_proj"),
@@ -86,22 +81,17 @@ _DISTILBERT_NAMES = EncoderNames(
 )
 
 
-def _distilbert_shape(fields: Fields) -> Shape:
-    return Shape(
-        hidden_size=fields.integer("dim"),
-        num_layers=fields.integer("n_layers"),
-        num_heads=fields.integer("n_heads"),
-        ffn_size=fields.integer("hidden_dim"),
-        activation=fields.text("activation", "gelu"),
-        norm_eps=1e-12,
-        token_types=0,
-    )
-
-
-DISTILBERT = EncoderFamily(prefix="distilbert.", shape=_distilbert_shape, names=_DISTILBERT_NAMES)
+_DISTILBERT_FIELDS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
+DISTILBERT = EncoderFamily(prefix="distilbert.", renamed=_DISTILBERT_FIELDS, names=_DISTILBERT_NAMES)
 DISTILBERT_CLASSIFIER = EncoderFamily(
     prefix="distilbert.",
-    shape=_distilbert_shape,
+    renamed=_DISTILBERT_FIELDS,
     names=_DISTILBERT_NAMES,
     head=Head("pre_classifier", "classifier", activation="relu"),
 )

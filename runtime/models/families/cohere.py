@@ -16,7 +16,7 @@ def _with(fields: Fields, windows: tuple[int | None, ...]) -> Traits:
         output_bias=bias,
         norm="layer",
         qk_norm=fields.flag("use_qk_norm", False),
-        qk_norm_over="each_head",
+        qk_norm_scope="each_head",
         parallel=True,
         logit_scale=fields.number("logit_scale", 0.0625),
     )

@@ -37,7 +37,7 @@ def _traits(fields: Fields, layers: int) -> Traits:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=fields.flag("use_qk_norm", True),
-        qk_norm_over="turned_head",
+        qk_norm_scope="turned_head",
         query_growth=growth,
         longest=fields.integer("attention_chunk_size") if fields.has("attention_chunk_size") else None,
         experts=checked(
@@ -57,7 +57,7 @@ def _traits(fields: Fields, layers: int) -> Traits:
 
 def _width(fields: Fields) -> int:
     """The width of an expert; for other layers the field has another meaning."""
-    return Fields(fields.values, fields.where).integer("intermediate_size")
+    return Fields(fields.values, fields.source).integer("intermediate_size")
 
 
 def _layers(fields: Fields, layers: int) -> tuple[bool, ...]:

@@ -19,7 +19,7 @@ def _with(fields: Fields, windows: tuple[int | None, ...]) -> Traits:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        qk_norm_over="heads",
+        qk_norm_scope="heads",
     )
 
 
@@ -61,7 +61,7 @@ def _olmoe(fields: Fields, layers: int) -> Traits:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        qk_norm_over="heads",
+        qk_norm_scope="heads",
         experts=checked(
             fields,
             ExpertsSpec(

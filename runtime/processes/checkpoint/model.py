@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.config.encoder import AnySpec, EncoderSpec
+from runtime.config.checkpoints import AnySpec
+from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
 from runtime.processes.checkpoint.templates import NO_TEMPLATE, TemplateChoice, choose_template
 from runtime.processes.checkpoint.tokenizer import Tokenizer

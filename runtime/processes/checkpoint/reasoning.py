@@ -10,8 +10,15 @@ from typing import Any
 
 from runtime.config.engine import EngineConfig
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.reasoning.marks import AUTO, KNOWN, SWITCHES, ReasoningMarks, marks_of
-from runtime.formats.reasoning.types import ReasoningType, reasoning_type
+from runtime.formats.reasoning.marks import (
+    AUTO,
+    KNOWN,
+    SWITCHES,
+    ReasoningMarks,
+    ReasoningType,
+    marks_of,
+    reasoning_type,
+)
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.templates import choose_template
 from runtime.protocol.errors import BadRequest, TemplateError

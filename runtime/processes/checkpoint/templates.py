@@ -16,12 +16,13 @@ from typing import Any, Literal
 from runtime.config.fields import Fields
 from runtime.formats.chat.derive import Derivation, derive_chat_template
 from runtime.formats.chat.files import (
+    find_chat_template,
     load_chat_template,
     named_templates,
     read_template_sources,
     refuse_name,
 )
-from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
+from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.matching import (
     WAYS_TO_CHOOSE,
     ask_functions,

@@ -14,8 +14,8 @@ from runtime.config.fields import Fields
 from runtime.config.model import ModelSpec
 from runtime.config.parts.vision import VisionSpec
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.tools.detect import tool_format_of
 from runtime.formats.tools.parser import detector_of
+from runtime.formats.tools.table import tool_format_of
 from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import left_on, model_reasoning

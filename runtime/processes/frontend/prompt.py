@@ -210,8 +210,9 @@ class PromptReader:
         if not messages:
             raise BadRequest("is empty", where="messages")
         for index, message in enumerate(messages):
-            check_parts(message.content, index)
-            check_media(message.content, index, self._takes_media)
+            if not isinstance(message.content, str):
+                check_parts(message.content, index)
+                check_media(message.content, index, self._takes_media)
         tools, variables = request.tools, request.template_kwargs
         if self._hides(request):
             messages = [self._control.hide(message) for message in messages]

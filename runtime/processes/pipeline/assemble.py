@@ -106,10 +106,9 @@ def _generating(
         cache_bytes=config.grammar_cache_mb << 20,
     )
     marks = model_reasoning(config, model)
-    pairing = config.disaggregation()
     vectors = Vectors(pooling, width=spec.hidden_size)
     with ExitStack() as unless_made:
-        peers = open_peers(pairing, loaded.kv_memory, 2 * config.max_running_requests)
+        peers = open_peers(config, loaded.kv_memory, 2 * config.max_running_requests)
         if peers is not None:
             unless_made.callback(peers.close)
         scheduler = Scheduler(
@@ -120,7 +119,7 @@ def _generating(
             grammar=grammar,
             verify_params=runner.verify,
             reasoning=None if marks is None else _reasoning(model, marks),
-            stage=stage_of(pairing, peers),
+            stage=stage_of(config, peers),
             adapters=_adapters(config, runner),
             images=None
             if spec.vision is None

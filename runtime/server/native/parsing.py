@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.formats.reasoning.types import AUTO, reasoning_type, split_reasoning
+from runtime.formats.reasoning.marks import AUTO, reasoning_type
+from runtime.formats.reasoning.splitter import split_reasoning
 from runtime.formats.tools import FunctionCallParser, ToolCallItem
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import UnknownName

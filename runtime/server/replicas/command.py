@@ -17,7 +17,7 @@ from types import FrameType
 from ray.exceptions import RayError
 
 from runtime.config.flags import Options
-from runtime.config.options import hand
+from runtime.config.options import config_from
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
@@ -77,7 +77,7 @@ def router_config(
     config: ReplicasConfig, server: ServerConfig, key: str, members: Sequence[Member]
 ) -> RouterConfig:
     """Of the router: the server's own address, key and limits, and the replicas."""
-    return hand(
+    return config_from(
         RouterConfig,
         server,
         **{role: of_role(members, role) for role in config.roles},

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from runtime.formats.reply import was_cut
-from runtime.formats.schema_walk import rewritten
 from runtime.formats.tools.constraints import structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
+from runtime.formats.tools.schema import rewritten
 from runtime.formats.tools.types import Tool
 from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import Call, Completion

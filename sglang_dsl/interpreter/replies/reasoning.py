@@ -4,7 +4,8 @@ come. Knows no backends.
 
 from __future__ import annotations
 
-from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
+from runtime.formats.reasoning.marks import reasoning_type
+from runtime.formats.reasoning.splitter import Split, split_reasoning, splitter_of
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Completion, Delta
 from sglang_dsl.interpreter.run import of_sample

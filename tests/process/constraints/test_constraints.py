@@ -16,7 +16,6 @@ import pydantic
 import pytest
 
 from runtime.api import Engine
-from runtime.formats.json_stream import is_prefix
 from runtime.protocol.errors import BadRequest
 from sglang_dsl import (
     BackendError,
@@ -29,6 +28,7 @@ from sglang_dsl import (
 )
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.backends.engine import EngineBackend
+from tests.partial_json import is_prefix
 from tests.process.patience import PATIENCE_S, in_pieces
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageOps
 
-from runtime.config.parts.images import ImageOptions
-from runtime.config.parts.vision import VisionSpec
+from runtime.config.parts.vision import ImageOptions, VisionSpec
 from runtime.processes.frontend.images.sources import Sources
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import DETAILS, ImageData

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from runtime.config.parts.images import ImageOptions
+from runtime.config.parts.vision import ImageOptions
 from runtime.protocol.errors import BadRequest
 from runtime.tools.fetch import Fetched, NotFetched, fetch
 

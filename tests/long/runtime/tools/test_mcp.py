@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.formats.schema_walk import trimmed
+from runtime.formats.tools.schema import trimmed
 from runtime.protocol.errors import BadRequest
 from runtime.tools import MCPToolServer, ToolResult, ToolServerError
 

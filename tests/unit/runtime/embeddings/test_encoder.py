@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from runtime.config.encoder import EncoderSpec, read_spec
+from runtime.config.checkpoints import read_spec
+from runtime.config.encoder import EncoderSpec
 from runtime.config.pooling import Pooling
 from runtime.config.runner import RunnerConfig
 from runtime.engine.embed import NOT_FINITE, TorchTextRunner

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from runtime.config.checkpoints import draft_spec
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.config.speculation import draft_spec
 from runtime.engine.drafting import ROWS, DraftingRunner
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Run, StepPlan

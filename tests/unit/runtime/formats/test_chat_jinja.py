@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
+from runtime.formats.chat.files import find_chat_template
+from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.protocol.errors import ModelLoadError, TemplateError
 
 CHATML = (

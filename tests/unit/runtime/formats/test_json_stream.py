@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.formats.json_stream import MAX_DEPTH, JsonEvent, JsonStream, JsonStreamError, is_prefix
+from runtime.formats.json_stream import MAX_DEPTH, JsonEvent, JsonStream, JsonStreamError
+from tests.partial_json import is_prefix
 
 strings = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\\\/\n\t\x00\x1f😀é漢'))
 scalars = (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.formats.reasoning.boundary import ReasoningBoundary
-from runtime.formats.reasoning.marks import KNOWN, ReasoningMarks, find, marks_of
+from runtime.formats.reasoning.marks import KNOWN, ReasoningMarks, marks_of
+from runtime.processes.frontend.output_accumulator import ReasoningBoundary
 from runtime.protocol.errors import BadRequest
 
 
@@ -127,8 +127,8 @@ def test_the_boundary_is_the_same_however_the_output_comes(words, opened, as_tex
         ([2, 1, 2], [1, 2], 3),
     ],
 )
-def test_find(ids, wanted, end):
-    assert find(ids, wanted) == end
+def test_the_end_of_the_marks_ids(ids, wanted, end):
+    assert ReasoningMarks("", "", close_ids=tuple(wanted)).end_in(ids) == end
 
 
 def test_prompts():

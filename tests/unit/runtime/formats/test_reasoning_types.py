@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.formats.reasoning.types import (
-    REASONING_TYPES,
-    AnySplitter,
-    ReasoningType,
-    reasoning_type,
-    split_reasoning,
-    splitter_of,
-)
+from runtime.formats.reasoning.marks import REASONING_TYPES, ReasoningType, reasoning_type
+from runtime.formats.reasoning.splitter import AnySplitter, split_reasoning, splitter_of
 from runtime.protocol.registry import UnknownName
 
 QWEN, R1 = REASONING_TYPES["qwen3"], REASONING_TYPES["deepseek-r1"]

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.formats.reasoning.marks import ReasoningMarks
-from runtime.formats.reasoning.types import REASONING_TYPES
-from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ReplyParser, ToolCalls
+from runtime.formats.reasoning.marks import REASONING_TYPES, ReasoningMarks
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ReplyParser
 from runtime.formats.tools import FunctionCallParser
 from runtime.protocol.io_struct import OutputDelta
 from tests.exploring import tries
@@ -166,7 +165,7 @@ def test_held_reasoning_comes_in_one_piece_before_what_follows():
 def test_a_call_may_follow_the_reasoning_at_once_or_stand_in_it():
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     for text in (f"<think>so</think>{call}", f"<think>so {call}"):
-        calls = ToolCalls(FunctionCallParser([{"name": "f"}], "qwen25"))
+        calls = FunctionCallParser([{"name": "f"}], "qwen25")
         parser = ReplyParser(MARKS, calls, apart=True, kind=REASONING_TYPES["qwen3"])
         for at, piece in enumerate(text):
             parser.feed(delta(piece, UNTOLD, ended=at == len(text) - 1))

@@ -149,7 +149,7 @@ def test_odd_files_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
         ("plain.txt", "Hello there", "no Jinja"),
         ("utf16.jinja", "{{ messages }}".encode("utf-16"), "not UTF-8"),
         ("empty.json", '{"chat_template": ""}', "is empty"),
-        ("short.json", '{"user": "U"}', '"assistant" is missing.*may have "system"'),
+        ("short.json", '{"user": "U"}', 'missing required field `assistant`.*may have "system"'),
         ("big.jinja", "x" * (5 << 20), "bytes"),
     ]:
         file = tmp_path / name

@@ -18,8 +18,7 @@ import pytest
 from PIL import Image
 
 from runtime.config.engine import EngineConfig
-from runtime.config.parts.images import ImageOptions
-from runtime.config.parts.vision import VisionSpec
+from runtime.config.parts.vision import ImageOptions, VisionSpec
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import ImageData

@@ -12,7 +12,7 @@ import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from runtime.config.model import ModelSpec
-from runtime.config.parts.images import ImageOptions
+from runtime.config.parts.vision import ImageOptions
 from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
 from runtime.models.vision.store import ImageStore

@@ -34,7 +34,6 @@ import typing_extensions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.formats.json_stream import is_prefix
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl import (
@@ -49,6 +48,7 @@ from sglang_dsl import (
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import Gen, Sampling, from_dict, to_dict, typed
 from tests.exploring import tries
+from tests.partial_json import is_prefix
 
 
 class Weapon(pydantic.BaseModel):

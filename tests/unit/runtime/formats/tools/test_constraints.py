@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from runtime.formats.tools import FORMATS, FunctionCallParser
-from runtime.formats.tools.constraints import calls_or_json, calls_schema, legacy_tag, structure_constraint
+from runtime.formats.tools.constraints import calls_or_json, calls_schema, structure_constraint
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.types import Call, Tool, tools_of
 from runtime.grammar.base import Matcher
@@ -236,23 +236,6 @@ def test_calls_as_json() -> None:
         calls_schema([Tool("a", shared), Tool("b", {"$defs": {"d": {}}})], parallel=True)
 
 
-def test_the_older_form_of_tags() -> None:
-    made = legacy_tag(detector_of("qwen25"), [Tool("f", {"type": "object"}), Tool("g", strict=True)])
-    assert made == {
-        "type": "structural_tag",
-        "structures": [
-            {"begin": '<tool_call>\n{"name":"f", "arguments":', "schema": {}, "end": "}\n</tool_call>"},
-            {
-                "begin": '<tool_call>\n{"name":"g", "arguments":',
-                "schema": {"type": "object", "properties": {}},
-                "end": "}\n</tool_call>",
-            },
-        ],
-        "triggers": ["<tool_call>"],
-        "at_least_one": False,
-    }
-
-
 OLDER = {
     "deepseekv3": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>N\n```json\n",
@@ -289,4 +272,4 @@ def test_the_older_form_of_each_format() -> None:
         assert info is not None
         assert (info.begin, info.end, info.trigger) == wanted, key
     for key in NONE:
-        assert legacy_tag(detector_of(key), [Tool("N")]) is None, key
+        assert detector_of(key).structure_info("N") is None, key

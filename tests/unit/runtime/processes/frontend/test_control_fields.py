@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as Fast
 import runtime.pocket
 from runtime.config.model import ModelSpec
 from runtime.formats.chat.control import ControlTokens, acts_as_control
-from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
+from runtime.formats.chat.files import find_chat_template
+from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer

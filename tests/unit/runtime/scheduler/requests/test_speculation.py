@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtime.config.engine import EngineConfig
 from runtime.config.speculation import SpeculationConfig
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.fake import START, draw, follow
@@ -302,27 +303,46 @@ def test_a_step_that_tells_its_time_sets_the_price(bench: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("words", "where"),
+    ("options", "where"),
     [
-        ({"algorithm": "EAGLE"}, "speculative_algorithm"),
-        ({"algorithm": "STANDALONE"}, "speculative_algorithm"),
-        ({"algorithm": None, "model": "x"}, "speculative_draft_model_path"),
-        ({"algorithm": None, "steps": 3}, "speculative_num_steps"),
-        ({"algorithm": "NGRAM", "model": "x"}, "speculative_draft_model_path"),
-        ({"algorithm": "NGRAM", "tokens": 1}, "speculative_num_draft_tokens"),
-        ({"algorithm": "STANDALONE", "model": "x", "steps": 3, "tokens": 3}, "speculative_num_steps"),
-        ({"algorithm": "NGRAM", "min_match": 5, "max_match": 4}, "speculative_ngram_min_match_window_size"),
+        ({"algorithm": "EAGLE"}, "algorithm"),
+        ({"algorithm": "STANDALONE"}, "algorithm"),
+        ({"draft_model_path": "x"}, "draft_model_path"),
+        ({"num_steps": 3}, "num_steps"),
+        ({"algorithm": "NGRAM", "draft_model_path": "x"}, "draft_model_path"),
+        ({"algorithm": "NGRAM", "num_draft_tokens": 1}, "num_draft_tokens"),
+        (
+            {"algorithm": "STANDALONE", "draft_model_path": "x", "num_steps": 3, "num_draft_tokens": 3},
+            "num_steps",
+        ),
+        (
+            {
+                "algorithm": "NGRAM",
+                "ngram_min_match_window_size": 5,
+                "ngram_max_match_window_size": 4,
+            },
+            "ngram_min_match_window_size",
+        ),
     ],
 )
-def test_options_that_do_not_fit(words: dict[str, Any], where: str) -> None:
-    given = {"model": None, "steps": None, "tokens": None, "min_match": 2, "max_match": 12, **words}
+def test_options_that_do_not_fit(options: dict[str, Any], where: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        SpeculationConfig.of(**given)
-    assert caught.value.where == where
+        speculation(**options)
+    assert caught.value.where == f"speculative_{where}"
+
+
+def speculation(**options: Any) -> SpeculationConfig:
+    return EngineConfig.of({f"speculative_{name}": value for name, value in options.items()}).speculation()
 
 
 def test_options_that_do() -> None:
-    words: dict[str, Any] = {"model": None, "steps": None, "tokens": 8, "min_match": 1, "max_match": 5}
-    assert SpeculationConfig.of("ngram", **words) == SpeculationConfig("NGRAM", 7, 1, 5)
-    assert SpeculationConfig.of("STANDALONE", **{**words, "model": "x", "tokens": 5, "steps": 4}).drafts == 4
-    assert SpeculationConfig.of(None, **words).algorithm is None
+    ngram = speculation(
+        algorithm="ngram",
+        num_draft_tokens=8,
+        ngram_min_match_window_size=1,
+        ngram_max_match_window_size=5,
+    )
+    assert ngram == SpeculationConfig("NGRAM", 7, 1, 5)
+    drafting = {"draft_model_path": "x", "num_draft_tokens": 5, "num_steps": 4}
+    assert speculation(algorithm="STANDALONE", **drafting).drafts == 4
+    assert speculation(algorithm=None).algorithm is None
