@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.grammar.automata.byte_automaton import LONGEST_FORCED, ByteAutomaton
-from runtime.grammar.automata.dfa import compile_regex
+from runtime.grammar.automata.dfa import LONGEST_FORCED, compile_regex
 from runtime.grammar.jump_plan import Jump, JumpPlanner, plan_jump
 
 __all__ = ["Jump", "JumpEdge", "JumpPlanner", "OutlinesJumpForwardMap", "plan_jump"]
@@ -37,7 +36,7 @@ class OutlinesJumpForwardMap:
     """
 
     def __init__(self, regex: str) -> None:
-        self._dfa: ByteAutomaton = compile_regex(regex)
+        self._dfa = compile_regex(regex)
         self.initial_state = 0
 
     def edge(self, state: int) -> JumpEdge | None:

@@ -18,7 +18,6 @@ from runtime.grammar.automata.automaton import MATCH, START, Limits, Meter, Nfa,
 from runtime.grammar.automata.charset import EVERYTHING, category
 from runtime.grammar.automata.regex_syntax import (
     Alt,
-    At,
     Chars,
     Node,
     Repeat,
@@ -237,11 +236,11 @@ def _node(pattern: str) -> Node:
 def _longest(node: Node) -> float:
     """Characters of the longest match; one more where a condition looks at the next one."""
     match node:
-        case Chars() | At():
-            return 1
         case Seq(items):
             return sum(map(_longest, items))
         case Alt(options):
             return max(map(_longest, options), default=0)
         case Repeat(item, _, high):
             return float("inf") if high is None else high * _longest(item)
+        case _:
+            return 1

@@ -21,7 +21,7 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance._lib import LLParserLimits
 
-from runtime.grammar.automata.regex_spelling import rust_literal, rust_spelling
+from runtime.grammar.automata.regex_syntax import rust_literal, rust_spelling
 from runtime.grammar.backends.llguidance_parser import Parser
 from runtime.grammar.backends.llguidance_space import LLSpace
 from runtime.grammar.backends.llguidance_text import text_grammar

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.grammar.automata.regex_spelling import rust_literal, spelled
+from runtime.grammar.automata.regex_syntax import rust_literal, spelled
 from runtime.grammar.json_schema.texts.common_text import found_by
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS, MAX_LENGTH

@@ -14,8 +14,7 @@ import msgspec
 
 from runtime.grammar.automata import charset
 from runtime.grammar.automata.automaton import Limits
-from runtime.grammar.automata.byte_automaton import DEAD
-from runtime.grammar.automata.dfa import DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
+from runtime.grammar.automata.dfa import DEAD, DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
 from runtime.grammar.automata.regex_syntax import Node
 from runtime.grammar.base import GrammarBackend, Matcher, Origin
 from runtime.grammar.completion import Steps

@@ -285,7 +285,7 @@ class XGrammarBackend(GrammarBackend):
                     )
                 return self._grammar(ebnf.parse_ebnf(constraint.spec), "ebnf")
             case "regex":
-                node = ebnf_tree.of_regex(regex_syntax.parse(constraint.spec))
+                node = regex_syntax.without_conditions(regex_syntax.parse(constraint.spec))
                 return self._grammar(ebnf.from_node(node, "regex"), "regex")
             case "choices":
                 return self._grammar(ebnf.from_node(_choice(constraint.spec), "choices"), "choices")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from runtime.grammar.automata import regex_syntax
-from runtime.grammar.automata.charset import Ranges, difference
+from runtime.grammar.automata.charset import SURROGATES, Ranges, difference
+from runtime.grammar.automata.regex_syntax import Chars, nodes_of, parse, without_conditions
 from runtime.grammar.ebnf import tree
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.schema_regex import ORDER, is_of
@@ -40,7 +40,7 @@ _TYPED = frozenset({*_STRINGS, *_NUMBERS, "maxItems", "maxProperties", "minItems
 """Left out where the schema has no type: it takes one from `properties`, `items` and the like."""
 _FORMATS = frozenset({"duration", "email", "hostname", "uri", "uri-reference", "uuid"})
 """Those it keeps. For others it takes the 31st of November, 01.2.3.4, or anything."""
-_ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+_ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), *SURROGATES)
 """Characters that JSON escapes. Where a pattern leaves no other choice, the library does not escape them."""
 _LARGEST = 10**15
 """It rounds larger numbers."""
@@ -165,12 +165,13 @@ def _work(place: Place, node: Mapping[str, Any]) -> int:
 
 def _states(pattern: str, place: Place) -> int:
     try:
-        root = tree.of_regex(regex_syntax.parse(spell(pattern).python))
+        root = without_conditions(parse(spell(pattern).python))
     except UnsupportedConstraint as error:
         raise _refused(f"pattern {shown(pattern)} ({error.message})", place) from None
     except BadConstraint as error:
         raise BadConstraint(error.message, where=f"{KIND} {show((*place, 'pattern'))}") from None
-    if "[^]" in pattern or any(not difference(ranges, _ESCAPED) for ranges in tree.characters_of(root)):
+    classes = (node.ranges for node in nodes_of(root) if isinstance(node, Chars))
+    if "[^]" in pattern or any(not difference(ranges, _ESCAPED) for ranges in classes):
         raise _refused(f"pattern {shown(pattern)}, of a character that JSON escapes,", place)
     return tree.counted(tree.Grammar({"root": root}))
 

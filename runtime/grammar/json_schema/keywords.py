@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.grammar.automata.regex_spelling import rust_literal
+from runtime.grammar.automata.regex_syntax import rust_literal
 from runtime.grammar.json_schema.decimal_bounds import between_multiples, shorter_within
 from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, SchemaDocument, mistake, show
 from runtime.grammar.json_schema.relaxation import Lowered, Owner, Relaxation, Unspelled

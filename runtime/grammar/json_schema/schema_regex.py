@@ -9,10 +9,10 @@ stand twice. It knows no automaton.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from runtime.grammar.automata.regex_syntax import Alt, At, Chars, Node, Repeat, Seq, parse
+from runtime.grammar.automata.regex_syntax import At, Chars, Node, nodes_of, parse
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.shapes import check_shapes
 from runtime.grammar.json_schema.source import WHITESPACE
@@ -147,19 +147,9 @@ def _inside(pattern: str, place: Place) -> str:
     """What a pattern says between its two ends, in Python's spelling."""
     python = spell(pattern).python
     inner = python.removeprefix("^").removesuffix(r"\Z")
-    if len(inner) != len(python) - 3 or any(map(_is_unkept, _parts(parse(inner, anchored=False)))):
+    if len(inner) != len(python) - 3 or any(map(_is_unkept, nodes_of(parse(inner, anchored=False)))):
         raise _unkept("a pattern that is not anchored at both ends, or takes what JSON escapes,", place)
     return f"(?:{inner})"
-
-
-def _parts(node: Node) -> Iterator[Node]:
-    yield node
-    match node:
-        case Seq(parts) | Alt(parts):
-            for part in parts:
-                yield from _parts(part)
-        case Repeat(item):
-            yield from _parts(item)
 
 
 def _is_unkept(node: Node) -> bool:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.automata.byte_automaton import DEAD
-from runtime.grammar.automata.dfa import ByteDfa
+from runtime.grammar.automata.dfa import DEAD, ByteDfa
 from runtime.grammar.masks.native_walk import TokenTree
 from runtime.protocol.vocabulary import Vocabulary
 

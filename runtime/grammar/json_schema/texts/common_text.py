@@ -12,7 +12,17 @@ from itertools import islice, product
 from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.charset import EVERYTHING
 from runtime.grammar.automata.dfa import ByteDfa, compile_node
-from runtime.grammar.automata.regex_syntax import EMPTY, Alt, At, Chars, Node, Repeat, Seq, parse
+from runtime.grammar.automata.regex_syntax import (
+    EMPTY,
+    Alt,
+    At,
+    Chars,
+    Node,
+    Repeat,
+    Seq,
+    has_conditions,
+    parse,
+)
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
@@ -120,10 +130,10 @@ def _searched(node: Node) -> Node:
             return Alt(tuple(_searched(option) for option in options))
         case Seq(items) if len(items) == 1:
             return _searched(items[0])
-        case Seq(items) if items and isinstance(items[0], Alt) and _conditional(items[0]):
+        case Seq(items) if items and isinstance(items[0], Alt) and has_conditions(items[0]):
             rest = items[1:]
             return Alt(tuple(_searched(_sequence(option, rest)) for option in items[0].options))
-        case Seq(items) if items and isinstance(items[-1], Alt) and _conditional(items[-1]):
+        case Seq(items) if items and isinstance(items[-1], Alt) and has_conditions(items[-1]):
             before = Seq(items[:-1])
             return Alt(tuple(_searched(_sequence(before, (option,))) for option in items[-1].options))
         case Seq(items):
@@ -141,22 +151,10 @@ def _searched(node: Node) -> Node:
     while parts and isinstance(parts[-1], At) and parts[-1].kind in _ENDS:
         del parts[-1]
         last = EMPTY  # type: ignore[assignment]
-    if any(map(_conditional, parts)):
+    if any(map(has_conditions, parts)):
         raise UnsupportedConstraint("has a condition inside")
     return Seq((first, *parts, last))
 
 
 def _sequence(first: Node, rest: tuple[Node, ...]) -> Node:
     return Seq((*first.items, *rest) if isinstance(first, Seq) else (first, *rest))
-
-
-def _conditional(node: Node) -> bool:
-    match node:
-        case At():
-            return True
-        case Chars():
-            return False
-        case Repeat(item):
-            return _conditional(item)
-        case Seq(parts) | Alt(parts):
-            return any(map(_conditional, parts))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.automata.automaton import Limits
-from runtime.grammar.automata.byte_automaton import DEAD
-from runtime.grammar.automata.dfa import compile_regex
+from runtime.grammar.automata.dfa import DEAD, compile_regex
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.masks.merged_trie import merged, run_table
