@@ -1,10 +1,7 @@
 """Jump-forward: text that a constraint forces is appended as tokens without asking the model.
 
-Two faces. `plan_jump` (runtime.grammar.jump_plan) is what the scheduler uses: it works on any Matcher and
-yields the tokens that the tokenizer itself would make, so that a jump changes the number of steps and not the
-text.
-`OutlinesJumpForwardMap` answers the same question for a bare regular expression, by symbols and by bytes.
-Neither knows the model or the KV cache.
+`plan_jump` (runtime.grammar.jump_plan) is what the scheduler uses, for any Matcher. `OutlinesJumpForwardMap`
+answers the same question for a bare regular expression, by symbols and by bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +26,8 @@ class JumpEdge:
 
 
 class OutlinesJumpForwardMap:
-    """Forced text of a regular expression, state by state. A state where the text may end forces nothing. Of
-    text longer than LONGEST_FORCED the rest is told from where its beginning ends.
-
-    Raises BadConstraint or UnsupportedConstraint for the expression.
-    """
+    """Forced text of a regular expression, state by state, in pieces of at most LONGEST_FORCED. A state in
+    which the text may end forces nothing. Raises BadConstraint or UnsupportedConstraint."""
 
     def __init__(self, regex: str) -> None:
         self._dfa = compile_regex(regex)
@@ -63,7 +57,7 @@ class OutlinesJumpForwardMap:
         return None, None
 
     def jump_forward_symbol(self, state: int) -> tuple[str, int]:
-        """The longest forced text from `state`, in whole characters, and the state behind it."""
+        """The longest forced text from `state`, in whole characters, and the state after it."""
         text = ""
         while len(text) < LONGEST_FORCED:
             edge = self.edge(state)
@@ -75,7 +69,7 @@ class OutlinesJumpForwardMap:
         return text, state
 
     def jump_forward_byte(self, state: int) -> list[tuple[int, int]]:
-        """The longest forced path of bytes from `state`: each byte with the state behind it."""
+        """The longest forced path of bytes from `state`: each byte with the state after it."""
         path: list[tuple[int, int]] = []
         while len(path) < LONGEST_FORCED and (only := self._dfa.only_byte(state)) is not None:
             path.append(only)

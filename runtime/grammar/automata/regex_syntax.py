@@ -356,8 +356,8 @@ def spelled(node: Node, rules: Mapping[str, str] | None = None) -> str:
     """A tree as a Rust pattern. `rules`: the patterns of the rules that it refers to."""
     match node:
         case Chars(ranges):
-            found = char_class(ranges)
-            return found if found != "[]" else NOTHING
+            text = char_class(ranges)
+            return text if text != "[]" else NOTHING
         case Seq(items):
             return "".join(spelled(item, rules) for item in items) or "(?:)"
         case Alt(options):

@@ -268,9 +268,9 @@ def literal(text: str) -> Node:
     return Seq(tuple(Chars(((ord(char), ord(char)),)) for char in text))
 
 
-def from_node(node: Node, where: str) -> Grammar:
+def from_node(node: Node, kind: str) -> Grammar:
     """The grammar of one tree without names. Raises BadConstraint if it spells out to more than MAX_POSITIONS
     characters or matches nothing."""
     if size_of(node) > MAX_POSITIONS:
-        raise BadConstraint(f"spells out to more than {MAX_POSITIONS} characters", where=where)
-    return productive({"root": node}, where)
+        raise BadConstraint(f"spells out to more than {MAX_POSITIONS} characters", where=kind)
+    return productive({"root": node}, kind)

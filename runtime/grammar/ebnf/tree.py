@@ -71,11 +71,11 @@ def written_out(grammar: Grammar) -> int:
     return sizes[grammar.root]
 
 
-def productive(rules: Mapping[str, Node], where: str) -> Grammar:
+def productive(rules: Mapping[str, Node], kind: str) -> Grammar:
     """The grammar without what can never finish and what root never reaches. Raises BadConstraint."""
     done = _fixpoint(rules, _finishes)
     if "root" not in done:
-        raise BadConstraint("no finite text matches: every way from 'root' goes on for ever", where=where)
+        raise BadConstraint("no finite text matches: every way from 'root' goes on for ever", where=kind)
     kept: dict[str, Node] = {}
     ahead = ["root"]
     while ahead:
@@ -83,7 +83,7 @@ def productive(rules: Mapping[str, Node], where: str) -> Grammar:
         if name not in kept:
             kept[name] = _pruned(rules[name], done)
             ahead.extend(names_of(kept[name]))
-    _check_depth(kept, where)
+    _check_depth(kept, kind)
     return Grammar({name: kept[name] for name in rules if name in kept})
 
 
@@ -149,7 +149,7 @@ def _pruned(node: Node, done: set[str]) -> Node:
             return node
 
 
-def _check_depth(rules: Mapping[str, Node], where: str) -> None:
+def _check_depth(rules: Mapping[str, Node], kind: str) -> None:
     """Refuse what may take a reader that follows each rule at its first use deeper than MAX_DEPTH: the
     longest way down through groups of rules that use each other, each group taken as a whole."""
     uses = {name: sorted(names_of(node)) for name, node in rules.items()}
@@ -159,7 +159,7 @@ def _check_depth(rules: Mapping[str, Node], where: str) -> None:
         total = below + sum(1 + nesting(rules[name]) for name in group)
         if total > MAX_DEPTH:
             text = f"rules and groups stand more than {MAX_DEPTH} inside of each other"
-            raise BadConstraint(text, where=where, hint="flatten it")
+            raise BadConstraint(text, where=kind, hint="flatten it")
         depth.update(dict.fromkeys(group, total))
 
 

@@ -1,13 +1,18 @@
-"""What the values of JSON Schema keywords must look like; the first that does not is told with its place."""
+"""The keywords of JSON Schema: in which drafts they are known, what their values must look like, and which
+keywords of a schema have no effect.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from runtime.grammar.json_schema.refs import KIND, Place, mistake, show
+from runtime.grammar.json_schema.document import KIND, SchemaPath, mistake, show
 from runtime.protocol.errors import UnsupportedConstraint
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -97,27 +102,27 @@ _SINCE = {
     "unevaluatedProperties": 2019, "prefixItems": 2020, "$dynamicRef": 2020, "$recursiveRef": 2019,
 }  # fmt: skip
 _DRAFT_3 = {"disallow": "not", "extends": "allOf", "divisibleBy": "multipleOf"}
-"""Keywords that no later draft knows, and what says the same now."""
+"""Keywords that no later draft knows, and their replacements."""
 _UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 
 
 KEYWORDS = ("const", *_SHAPES)
-"""All that say what is valid, of all drafts."""
+"""All assertions and applicators, of all drafts."""
 
 
 def known(word: str, draft: int) -> bool:
-    """Whether `word` asserts something in that draft."""
+    """Whether `word` has an effect in that draft."""
     return _SINCE.get(word, 0) <= draft <= _UNTIL.get(word, 9999)
 
 
-def check_shapes(place: Place, node: Mapping[str, Any], draft: int) -> None:
+def check_shapes(path: SchemaPath, node: Mapping[str, Any], draft: int) -> None:
     """Raises BadConstraint for the first keyword of `node` whose value is not of its kind, and
     UnsupportedConstraint for one of draft 3."""
     for word, value in node.items():
         if word in _DRAFT_3:
             raise UnsupportedConstraint(
                 f"{word} is a keyword of draft 3, which is not supported",
-                where=f"{KIND} {show((*place, word))}",
+                where=f"{KIND} {show((*path, word))}",
                 hint=f"use {_DRAFT_3[word]}",
             )
         shape = _SHAPES.get(word)
@@ -126,12 +131,26 @@ def check_shapes(place: Place, node: Mapping[str, Any], draft: int) -> None:
         if word.startswith("exclusive") and draft <= 4 and isinstance(value, bool):
             continue
         if not shape[0](value):
-            raise mistake(f"{word} must be {shape[1]}, not {shown(value)}", (*place, word))
+            raise mistake(f"{word} must be {shape[1]}, not {shown(value)}", (*path, word))
 
 
 def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
+
+
+def is_of(value: Any, names: Any) -> bool:
+    """Whether a value is of the type, or of one of the types, of these names; None: any."""
+    if names is None:
+        return True
+    kinds = tuple(kind for name in ([names] if isinstance(names, str) else names) for kind in _KINDS[name])
+    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
 
 
 def canonical(value: object) -> str:
@@ -149,3 +168,85 @@ def _plain(value: object) -> object:
             return {name: _plain(item) for name, item in value.items()}
         case _:
             return value
+
+
+# -- keywords without effect
+
+MAX_IGNORED = 20
+"""Lines for one schema, at most."""
+
+_ANNOTATIONS = frozenset(
+    {
+        "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$recursiveRef", "$ref",
+        "$dynamicRef", "$vocabulary", "$comment", "$defs", "definitions", "title", "description", "default",
+        "deprecated", "readOnly", "writeOnly", "examples", "example", "const", "discriminator",
+        "externalDocs", "xml",
+    }
+)  # fmt: skip
+"""Keywords of all drafts, and of OpenAPI, that do not constrain values, or that are read elsewhere."""
+
+_CONTENT = ("contentEncoding", "contentMediaType", "contentSchema")
+"""Annotations since draft 2019-09, and optional before."""
+
+
+def unknown_keywords(path: SchemaPath, node: Mapping[str, Any], draft: int) -> Iterator[str]:
+    """A line for each keyword at `path` that has no effect. Names that begin with "x-" are extensions."""
+    for word in node:
+        if word in _ANNOTATIONS or word.startswith("x-"):
+            continue
+        if word in _CONTENT:
+            yield f"{word} {str(node[word])[:80]!r} at {show(path)} (an annotation)"
+        elif word not in KEYWORDS:
+            near = difflib.get_close_matches(word[:80], KEYWORDS, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            yield f"keyword {word[:80]!r} at {show(path)}{hint}"
+        elif not known(word, draft):
+            yield f"keyword {word!r} at {show(path)} (not of its draft)"
+
+
+# -- decimal bounds
+
+
+def shorter_within(bounds: Mapping[str, float], divisor: float | None) -> list[float]:
+    """The bounds cut to fewer decimals, if they are within all of `bounds` (minimum, ...) and multiples of
+    `divisor`: of a bound such as 0.99 the engine does not take the prefix 0.9."""
+    shorter: dict[float, None] = {}
+    for bound in bounds.values():
+        whole, _, decimals = f"{Decimal(repr(bound)):f}".partition(".")
+        for count in range(1, len(decimals)):
+            text = f"{whole}.{decimals[:count]}"
+            if float(text) and _is_within(Fraction(text), bounds, divisor):
+                shorter[float(text)] = None
+    return [int(value) if value.is_integer() else value for value in shorter]
+
+
+def between_multiples(bounds: Mapping[str, float], divisor: float) -> dict[str, float]:
+    """Bounds with the same multiples of a fractional `divisor` within them, a quarter of it away from the
+    nearest: the engine counts multiples in floating point. Unchanged if no multiple is within."""
+    step, lowest, highest = Fraction(repr(divisor)), None, None
+    for word, bound in bounds.items():
+        ratio = Fraction(repr(bound)) / step
+        if word.lower().endswith("minimum"):
+            first = math.floor(ratio) + 1 if word.startswith("exclusive") else math.ceil(ratio)
+            lowest = first if lowest is None else max(lowest, first)
+        else:
+            last = math.ceil(ratio) - 1 if word.startswith("exclusive") else math.floor(ratio)
+            highest = last if highest is None else min(highest, last)
+    if lowest is not None and highest is not None and lowest > highest:
+        return dict(bounds)
+    quarter, moved = Fraction(1, 4), {}
+    if lowest is not None:
+        moved["minimum"] = float((lowest - quarter) * step)
+    if highest is not None:
+        moved["maximum"] = float((highest + quarter) * step)
+    return moved
+
+
+def _is_within(value: Fraction, bounds: Mapping[str, float], divisor: float | None) -> bool:
+    for word, bound in bounds.items():
+        limit = Fraction(repr(bound))
+        if value == limit and word.startswith("exclusive"):
+            return False
+        if value < limit if word.lower().endswith("minimum") else value > limit:
+            return False
+    return divisor is None or (value / Fraction(repr(divisor))).denominator == 1

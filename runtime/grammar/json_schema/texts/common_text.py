@@ -1,5 +1,4 @@
-"""Patterns of lowered schemas as languages, and the shortest texts that several of them share: ideas for
-examples. It knows no schema."""
+"""The shortest texts that match several patterns of lowered schemas, for examples."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ _RUST_POINT = re.compile(r"\\x\{([0-9A-Fa-f]+)\}")
 
 @lru_cache(maxsize=256)
 def shortest_of_all(patterns: tuple[str, ...], low: int, high: int) -> tuple[str, ...]:
-    """Some texts of `low` to `high` characters, as short as can be, in which each of `patterns`, in the
-    syntax of lowered schemas, is found; () where there are none, or none was found within the bounds."""
+    """Some texts of `low` to `high` characters, as short as possible, in which each of `patterns`, in the
+    syntax of lowered schemas, matches; () if none was found within the bounds."""
     automata: list[ByteDfa] = []
     for pattern in patterns:
         try:
-            automata.append(compile_node(found_by(pattern), _LIMITS))
+            automata.append(compile_node(search_language(pattern), _LIMITS))
         except BadConstraint:
             continue  # the text may yet do
     letters = _letters(automata)
@@ -70,25 +69,25 @@ def shortest_of_all(patterns: tuple[str, ...], low: int, high: int) -> tuple[str
 
 
 def _letters(automata: Sequence[ByteDfa]) -> dict[tuple[int, ...], list[str]]:
-    """Characters for each way in which the automata tell characters apart, by their class in each."""
+    """Characters by their classes in the automata."""
     starts = {first for dfa in automata for first, _, _ in dfa.intervals}
     starts |= {last + 1 for dfa in automata for _, last, _ in dfa.intervals}
-    found: dict[tuple[int, ...], list[str]] = {}
+    letters: dict[tuple[int, ...], list[str]] = {}
     for point in (*_READABLE, *sorted(starts)):
         if point in _UNSPELLED or point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
             continue
         classes = tuple(_class(dfa, point) for dfa in automata)
         if -1 not in classes:
-            found.setdefault(classes, []).append(chr(point))
-    return found
+            letters.setdefault(classes, []).append(chr(point))
+    return letters
 
 
 def _alike(text: str, letters: Mapping[tuple[int, ...], list[str]]) -> tuple[str, ...]:
-    """`text`, and others with characters that no automaton tells from its own: the last ones change first."""
+    """`text`, and others with characters of the same classes; the last ones change first."""
     kinds = {char: chars for chars in letters.values() for char in chars}
     wheels = [list(dict.fromkeys((char, *kinds[char]))) for char in reversed(text)]
-    found = islice(product(*reversed(wheels[:_TURNING])), _MOST)
-    return tuple(text[: len(text) - len(end)] + "".join(end) for end in found)
+    ends = islice(product(*reversed(wheels[:_TURNING])), _MOST)
+    return tuple(text[: len(text) - len(end)] + "".join(end) for end in ends)
 
 
 def _class(dfa: ByteDfa, point: int) -> int:
@@ -108,10 +107,10 @@ def _spelled(
     return "".join(reversed(chars))
 
 
-def found_by(pattern: str) -> Node:
-    """The texts in which `pattern`, in the syntax of lowered schemas, is found: characters as themselves.
-    Raises UnsupportedConstraint where a condition stands inside of it."""
-    python = _RUST_POINT.sub(lambda found: f"\\U{int(found[1], 16):08X}", pattern)
+def search_language(pattern: str) -> Node:
+    """The texts in which `pattern`, in the syntax of lowered schemas, matches somewhere. Raises
+    UnsupportedConstraint for a condition inside of it."""
+    python = _RUST_POINT.sub(lambda point: f"\\U{int(point[1], 16):08X}", pattern)
     try:
         tree = parse(python, anchored=False)
     except BadConstraint as error:
@@ -124,7 +123,7 @@ _BEGINS, _ENDS = {"begin"}, {"end", "end_string"}
 
 
 def _searched(node: Node) -> Node:
-    """`node` found anywhere, its outer anchors resolved."""
+    """`node` anywhere in a text, its outer anchors resolved."""
     match node:
         case Alt(options):
             return Alt(tuple(_searched(option) for option in options))
