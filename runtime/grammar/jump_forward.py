@@ -1,7 +1,5 @@
-"""Jump-forward: text that a constraint forces is appended as tokens without asking the model.
-
-`plan_jump` (runtime.grammar.jump_plan) is what the scheduler uses, for any Matcher. `OutlinesJumpForwardMap`
-answers the same question for a bare regular expression, by symbols and by bytes.
+"""OutlinesJumpForwardMap: the text that a regular expression forces, by symbols and by bytes. The scheduler
+uses runtime.grammar.jump_plan, for any Matcher.
 """
 
 from __future__ import annotations
@@ -9,9 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.grammar.automata.dfa import LONGEST_FORCED, compile_regex
-from runtime.grammar.jump_plan import Jump, JumpPlanner, plan_jump
 
-__all__ = ["Jump", "JumpEdge", "JumpPlanner", "OutlinesJumpForwardMap", "plan_jump"]
+__all__ = ["JumpEdge", "OutlinesJumpForwardMap"]
 
 
 @dataclass(frozen=True, slots=True)

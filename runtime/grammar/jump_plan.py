@@ -59,18 +59,6 @@ class Following(NamedTuple):
     stop: bool
 
 
-def plan_jump(
-    matcher: Matcher,
-    tail_ids: Sequence[int],
-    vocabulary: Vocabulary,
-    encode: Encode,
-    max_tokens: int,
-    context: Sequence[int] = (),
-) -> Jump | None:
-    """JumpPlanner.plan of a planner that is kept for `vocabulary` and `encode`."""
-    return _planner(vocabulary, encode).plan(matcher, tail_ids, max_tokens, context)
-
-
 class JumpPlanner:
     """`encode`: text to ids, without special tokens. Plans for any number of matchers; one thread."""
 
@@ -285,11 +273,6 @@ def _lies_across(bits: TokenBits, data: bytes, at: int, following: frozenset[int
             if begins(rest + b"\0", rest) and any(begins(end, end) for end in ends):
                 return True
     return False
-
-
-@lru_cache(maxsize=4)
-def _planner(vocabulary: Vocabulary, encode: Encode) -> JumpPlanner:
-    return JumpPlanner(vocabulary, encode)
 
 
 def _whole_text(data: bytes) -> str | None:

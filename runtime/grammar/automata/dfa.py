@@ -29,7 +29,6 @@ DEAD = -1
 LONGEST_FORCED = 1 << 14
 """Bytes of one forced path; a longer one continues from its end."""
 _FORCED_KEPT = 4096
-_PRODUCT_LIMIT = 1 << 21
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SETS = 16
 """Sets of bytes, the most common ones, of which one is chosen for a run."""
@@ -111,27 +110,6 @@ class ByteDfa:
             for byte in range(256)
         ]
         return np.array(kinds, dtype=np.intp)
-
-    @cached_property
-    def product(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]] | None:
-        """The written-out byte automaton if it is small: (kind of each byte [256], the state after each kind
-        [states * nodes, kinds], or DEAD)."""
-        kind_of = self.kind_of
-        firsts = np.unique(kind_of, return_index=True)[1]
-        states, nodes, kinds = len(self.delta), self.nodes, len(firsts)
-        if states * nodes * kinds > _PRODUCT_LIMIT:
-            return None
-        entries = self.utf8[:, firsts]
-        leaf = entries < 0
-        after = self.delta[:, np.where(leaf, ~entries, -1)]
-        inner = np.where(leaf, 0, entries)
-        here = np.arange(states, dtype=np.int32)[:, None, None] * nodes + inner
-        table = np.where(
-            leaf,
-            np.where(after >= 0, after * nodes, DEAD),
-            np.where(self.open_nodes[self.pattern_of][:, inner], here, DEAD),
-        )
-        return kind_of - kind_of.min(), table.reshape(states * nodes, kinds).astype(np.int32)
 
     def step(self, state: int, byte: int) -> int:
         """The state after one byte, or DEAD."""

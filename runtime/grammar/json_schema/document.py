@@ -296,9 +296,7 @@ def read_schema(spec: str) -> Any:
         raise BadConstraint(text, where=KIND) from None
     if not isinstance(schema, (dict, bool)):
         raise BadConstraint("a schema is a JSON object or a boolean", where=KIND)
-    _check_nesting(schema)
-    if _SURROGATE.search(spec):
-        _check_text(schema, ())
+    _check(schema, (), _SURROGATE.search(spec) is not None)
     return schema
 
 
@@ -306,37 +304,24 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"holds {name}, which is not JSON")
 
 
-def _check_nesting(schema: Any) -> None:
-    """The engine's own reader of JSON has a bound that it reports without a path."""
-    level = [schema]
-    for _ in range(_MAX_NESTING):
-        level = [
-            inner
-            for node in level
-            if isinstance(node, (dict, list))
-            for inner in (node.values() if isinstance(node, dict) else node)
-        ]
-        if not level:
-            return
-    raise BadConstraint(
-        f"is nested more than {_MAX_NESTING} levels deep", where=KIND, hint="use $defs and $ref"
-    )
-
-
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _COMMENTS = {"$comment", "default", "description", "examples", "title"}
 
 
-def _check_text(node: Any, path: tuple[str | int, ...]) -> None:
-    """No text has a lone surrogate, though JSON can spell one: neither can a value here."""
-    if isinstance(node, str) and any("\ud800" <= char <= "\udfff" for char in node):
-        text = "holds a lone surrogate, which no text has"
-        raise UnsupportedConstraint(text, where=f"{KIND} {show(path)}")
-    if isinstance(node, list):
+def _check(node: Any, path: SchemaPath, surrogates: bool) -> None:
+    """Refuse nesting beyond the engine's own bound, which it reports without a path; and lone surrogates,
+    which JSON can spell and no text contains."""
+    if len(path) >= _MAX_NESTING:
+        text = f"is nested more than {_MAX_NESTING} levels deep"
+        raise BadConstraint(text, where=KIND, hint="use $defs and $ref")
+    if isinstance(node, str):
+        if surrogates and any("\ud800" <= char <= "\udfff" for char in node):
+            text = "holds a lone surrogate, which no text has"
+            raise UnsupportedConstraint(text, where=f"{KIND} {show(path)}")
+    elif isinstance(node, list):
         for number, inner in enumerate(node):
-            _check_text(inner, (*path, number))
+            _check(inner, (*path, number), surrogates)
     elif isinstance(node, dict):
         for name, inner in node.items():
-            _check_text(name, path)
-            if name not in _COMMENTS:
-                _check_text(inner, (*path, name))
+            _check(name, path, surrogates)
+            _check(inner, (*path, name), surrogates and name not in _COMMENTS)

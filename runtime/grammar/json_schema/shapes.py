@@ -20,10 +20,6 @@ _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 Test = Callable[[Any], bool]
 
 
-def _count(value: Any) -> bool:
-    return _number(value) and value >= 0 and float(value).is_integer()
-
-
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -36,29 +32,26 @@ def _schema(value: Any) -> bool:
     return isinstance(value, (bool, Mapping))
 
 
-def _schemas(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_schema, value))
-
-
-def _schema_map(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_schema, value.values()))
-
-
 def _type(value: Any) -> bool:
     names = value if isinstance(value, list) else [value]
     return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
 
 
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_COUNT = (_count, "a count: a whole number, 0 or more")
+_COUNT: tuple[Test, str] = (
+    lambda value: _number(value) and value >= 0 and float(value).is_integer(),
+    "a count: a whole number, 0 or more",
+)
 _NUMBER = (_number, "a finite number")
 _SCHEMA = (_schema, "a schema: an object or a boolean")
-_SCHEMAS = (_schemas, "a non-empty list of schemas")
-_MAP = (_schema_map, "an object whose values are schemas")
-_TEXT = (_is_string, "a string")
+_SCHEMAS: tuple[Test, str] = (
+    lambda value: isinstance(value, list) and bool(value) and all(map(_schema, value)),
+    "a non-empty list of schemas",
+)
+_MAP: tuple[Test, str] = (
+    lambda value: isinstance(value, Mapping) and all(map(_schema, value.values())),
+    "an object whose values are schemas",
+)
+_TEXT: tuple[Test, str] = (lambda value: isinstance(value, str), "a string")
 
 _SHAPES: dict[str, tuple[Test, str]] = {
     "type": (_type, f"one or more of {', '.join(_TYPES)}"),

@@ -4,7 +4,7 @@ whole vocabulary at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,13 +15,8 @@ from runtime.grammar.automata.dfa import DEAD, ByteDfa
 from runtime.grammar.masks.native_walk import TokenTree
 from runtime.protocol.vocabulary import Vocabulary
 
-_FEW = 20
-"""So few nodes are walked faster one by one than with arrays."""
-
 Ints = npt.NDArray[np.int64]
 Small = npt.NDArray[np.signedinteger[Any]]
-Step = Callable[[Ints, npt.NDArray[np.int32]], Ints]
-"""The state after a byte, or DEAD; element by element."""
 
 
 class Reached(NamedTuple):
@@ -160,78 +155,25 @@ class TokenTrie(Tree):
 
 
 def walk(tree: Tree, dfa: ByteDfa, here: Ints, at: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """All nodes of `tree` that `dfa` allows, and its states there, some at a time. here, at: nodes to begin
+    """All nodes of `tree` that `dfa` allows, and its states there, level by level. here, at: nodes to begin
     with, and the states above them."""
-    step = _by_product(dfa) or _by_parts(dfa)
+    nodes, width = dfa.nodes, dfa.delta.shape[1]
+    utf8, delta = dfa.utf8.reshape(-1), dfa.delta.reshape(-1)
+    open_, many = dfa.open_nodes.reshape(-1), dfa.open_nodes.shape[1]
     while len(here):
-        if len(here) <= _FEW:  # long repeats of one byte have one node on each level
-            here, at, nodes, states = _one_by_one(tree, dfa, list(zip(here.tolist(), at.tolist())))
-            yield nodes, states
-            continue
-        at = step(at, tree.byte.take(here))
+        state = at // nodes
+        entry = utf8.take((at - state * nodes) * 256 + tree.byte.take(here)).astype(np.int64)
+        leaf, inner = entry < 0, np.maximum(entry, 0)
+        after = delta.take(state * width + np.where(leaf, ~entry, width - 1)).astype(np.int64)
+        stays = open_.take(dfa.pattern_of.take(state) * many + inner)
+        at = np.where(
+            leaf, np.where(after >= 0, after * nodes, DEAD), np.where(stays, state * nodes + inner, DEAD)
+        )
         keep = (at >= 0).nonzero()[0]
         here, at = here.take(keep), at.take(keep)
         yield here, at
         here, source = spread(tree.child_start.take(here), tree.child_count.take(here))
         at = at.take(source)
-
-
-def _one_by_one(tree: Tree, dfa: ByteDfa, few: list[tuple[int, int]]) -> tuple[Ints, Ints, Ints, Ints]:
-    """walk() while the nodes are few: nodes and states to go on with, and nodes and states that are done."""
-    step, byte = _single_stepper(dfa), tree.byte.item
-    start, count = tree.child_start.item, tree.child_count.item
-    nodes: list[int] = []
-    states: list[int] = []
-    while few and len(few) <= _FEW:
-        below: list[tuple[int, int]] = []
-        for node, state in few:
-            after = step(state, byte(node))
-            if after >= 0:
-                nodes.append(node)
-                states.append(after)
-                if children := count(node):
-                    first = start(node)
-                    below.append((first, after))
-                    if children > 1:
-                        below += [(child, after) for child in range(first + 1, first + children)]
-        few = below
-    left = np.array(few, dtype=np.int64).reshape(-1, 2)
-    return left[:, 0], left[:, 1], np.array(nodes, dtype=np.int64), np.array(states, dtype=np.int64)
-
-
-def _single_stepper(dfa: ByteDfa) -> Callable[[int, int], int]:
-    """dfa.step(), faster if the automaton is written out."""
-    if dfa.product is None:
-        return dfa.step
-    kind, after = dfa.product[0].item, dfa.product[1].item
-    return lambda state, byte: after(state, kind(byte))
-
-
-def _by_product(dfa: ByteDfa) -> Step | None:
-    if dfa.product is None:
-        return None
-    kind_of, table = dfa.product
-    kinds, flat = table.shape[1], table.reshape(-1)
-    return lambda at, byte: flat.take(at * kinds + kind_of.take(byte)).astype(np.int64)
-
-
-def _by_parts(dfa: ByteDfa) -> Step:
-    nodes, width = dfa.nodes, dfa.delta.shape[1]
-    utf8, delta = dfa.utf8.reshape(-1), dfa.delta.reshape(-1)
-    open_, many = dfa.open_nodes.reshape(-1), dfa.open_nodes.shape[1]
-
-    def step(at: Ints, byte: npt.NDArray[np.int32]) -> Ints:
-        state = at // nodes
-        entry = utf8.take((at - state * nodes) * 256 + byte).astype(np.int64)
-        leaf = entry < 0
-        after = delta.take(state * width + np.where(leaf, ~entry, width - 1)).astype(np.int64)
-        inner = np.maximum(entry, 0)
-        stays = open_.take(dfa.pattern_of.take(state) * many + inner)
-        return np.where(
-            leaf, np.where(after >= 0, after * nodes, DEAD), np.where(stays, state * nodes + inner, DEAD)
-        )
-
-    return step
 
 
 def spread(starts: Small, counts: Small) -> tuple[Ints, Ints]:

@@ -259,14 +259,10 @@ class RuntimeChecks:
             and any((*path, word, index) in self._tainted for index in range(len(node[word])))
         ]
 
-    def reads_text(self, path: SchemaPath) -> bool:
-        """Whether the schema at `path` distinguishes strings."""
-        return any(node is None or _OF_TEXT & node.keys() for node in self._of_same_value(path))
-
     def distinguished(self, path: SchemaPath) -> frozenset[str] | None:
         """The strings that the schema at `path` may treat differently from others; None: too many."""
         strings: set[str] = set()
-        for node in self._of_same_value(path):
+        for node in self.applied_to_string(path):
             if node is None or _OF_TEXT & node.keys() - {"const", "enum"}:
                 return None
             values = [node["const"]] if "const" in node else []
@@ -275,7 +271,7 @@ class RuntimeChecks:
             strings.update(value for value in values if isinstance(value, str))
         return frozenset(strings)
 
-    def _of_same_value(self, path: SchemaPath) -> Iterator[Mapping[str, Any] | None]:
+    def applied_to_string(self, path: SchemaPath) -> Iterator[Mapping[str, Any] | None]:
         """The schemas that a string under the schema at `path` may be validated against; None: one outside of
         the document."""
         seen: set[SchemaPath] = {path}
@@ -399,7 +395,9 @@ class Obligation:
 
     @cached_property
     def _reads_text(self) -> bool:
-        return any(map(self._runtime.reads_text, self.paths))
+        """Whether strings are distinguished."""
+        nodes = (node for path in self.paths for node in self._runtime.applied_to_string(path))
+        return any(node is None or _OF_TEXT & node.keys() for node in nodes)
 
     @cached_property
     def distinguished(self) -> frozenset[str] | None:

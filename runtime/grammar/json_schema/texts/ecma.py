@@ -359,37 +359,29 @@ _REPEATED_GROUP = re.compile(r"\)[*+{?]")
 _QUANTIFIER = re.compile(r"[*+{]")
 
 
-class Searcher:
-    """Searches for one pattern. Nested repeats, which may take exponential time, go to an engine that can be
-    stopped; a pattern that was stopped is not tried again."""
-
-    def __init__(self, pattern: str) -> None:
-        python = spell(pattern).python
-        self._pattern = pattern
-        self._stoppable: Any = regex.compile(python)
-        plain = _REPEATED_GROUP.search(python) is None and len(_QUANTIFIER.findall(python)) <= _FLAT
-        plain = plain and "(?<" not in python
-        self._fast = re.compile(python) if plain else None
-        self._slow = False
-
-    def matches(self, text: str) -> bool:
-        """Whether the pattern matches somewhere in `text`. Raises BadConstraint if that takes too long."""
-        if self._fast is not None and len(text) <= _SHORT:
-            return self._fast.search(text) is not None
-        if not self._slow:
-            for seconds in _SECONDS:
-                with contextlib.suppress(TimeoutError):
-                    return self._stoppable.search(text, timeout=seconds) is not None
-            self._slow = True
-        raise BadConstraint(f"the pattern {self._pattern[:80]!r} takes too long to search a text for")
-
-
 @lru_cache(maxsize=1024)
-def searcher(pattern: str) -> Searcher:
-    """Raises what spell() raises."""
-    return Searcher(pattern)
+def _searcher(pattern: str) -> Callable[[str], bool]:
+    """Whether the pattern matches somewhere in a text. Nested repeats, which may take exponential time, go to
+    an engine that can be stopped; a pattern that was stopped is not tried again."""
+    python = spell(pattern).python
+    stoppable: Any = regex.compile(python)
+    plain = _REPEATED_GROUP.search(python) is None and len(_QUANTIFIER.findall(python)) <= _FLAT
+    fast = re.compile(python) if plain and "(?<" not in python else None
+    timeouts = list(_SECONDS)
+
+    def matches(text: str) -> bool:
+        if fast is not None and len(text) <= _SHORT:
+            return fast.search(text) is not None
+        for seconds in tuple(timeouts):
+            with contextlib.suppress(TimeoutError):
+                return stoppable.search(text, timeout=seconds) is not None
+        timeouts.clear()
+        raise BadConstraint(f"the pattern {pattern[:80]!r} takes too long to search a text for")
+
+    return matches
 
 
 def matches_pattern(pattern: str, text: str) -> bool:
-    """Whether an ECMA pattern matches somewhere in `text`."""
-    return searcher(pattern).matches(text)
+    """Whether an ECMA pattern matches somewhere in `text`. Raises BadConstraint if that takes too long, or as
+    spell() does."""
+    return _searcher(pattern)(text)

@@ -186,11 +186,9 @@ def _one_direction(labels: list[str]) -> bool:
 
 def _hostname(text: str) -> bool:
     """RFC 1123 with A-labels (RFC 5890)."""
-    return len(text) <= 253 and _ascii_labels(text.split("."))
-
-
-def _ascii_labels(labels: list[str]) -> bool:
-    return all(_label(label, ascii_only=True) for label in labels) and _one_direction(labels)
+    labels = text.split(".")
+    valid = len(text) <= 253 and all(_label(label, ascii_only=True) for label in labels)
+    return valid and _one_direction(labels)
 
 
 def _idn_hostname(text: str) -> bool:

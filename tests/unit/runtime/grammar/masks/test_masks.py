@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from runtime.grammar.automata import dfa as dfa_module
 from runtime.grammar.automata.dfa import DEAD, compile_choices, compile_regex
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
@@ -54,17 +53,14 @@ def space(tokenizer):
     return TokenSpace(tokenizer.vocabulary)
 
 
-@pytest.mark.parametrize("by", ["library", "product", "parts"])
+@pytest.mark.parametrize("by", ["library", "numpy"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_masks_equal_brute_force(space, pattern, by, monkeypatch):
     if by != "library":
         monkeypatch.setattr(space, "native", None)
-    if by == "parts":
-        monkeypatch.setattr(dfa_module, "_PRODUCT_LIMIT", 0)
     monkeypatch.setattr(space, "cache", Cache(1 << 20, mask_bytes))
     dfa = compile_regex(pattern)
     automaton = TokenAutomaton(dfa, space)
-    assert (dfa.product is not None) == (by != "parts")
     pick, state = random.Random(3), 0
     for _ in range(5):
         mask = automaton.mask(state)
