@@ -23,9 +23,9 @@ from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
 from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, read_document
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.lowering import Relaxation, Unspelled
-from runtime.grammar.json_schema.shapes import is_of, known
+from runtime.grammar.json_schema.shapes import is_of, item_paths, known, member_paths
 from runtime.grammar.json_schema.texts.common_text import search_language, shortest_of_all
-from runtime.grammar.json_schema.texts.ecma import matches_pattern, spell
+from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
@@ -213,9 +213,7 @@ class Examples:
         order = {name: at for at, name in enumerate(known)}
         members: dict[str, Any] = {}
         for name in sorted(names, key=lambda name: order.get(name, len(order))):
-            paths = self._member_paths(nodes, name)
-            if paths is None:
-                return
+            paths = self._members(nodes, name)
             value: Any = _NOTHING if paths else 0
             spare = skip.get(name, 0)
             for one in self._of(paths, frozenset(), depth + 1) if paths else ():
@@ -245,28 +243,12 @@ class Examples:
 
     def _may_be(self, nodes: Nodes, name: str) -> bool:
         rules = [(*path, "propertyNames") for path, node in nodes.items() if "propertyNames" in node]
-        paths = self._member_paths(nodes, name)
-        if paths is None or any(self._document.node(path) is False for path in paths):
+        if any(self._document.node(path) is False for path in self._members(nodes, name)):
             return False
         return self._matches(tuple(rules), name)
 
-    def _member_paths(self, nodes: Nodes, name: str) -> Paths | None:
-        """The schemas of the member `name`; None if there may be none of that name."""
-        paths: list[SchemaPath] = []
-        for path, node in nodes.items():
-            before = len(paths)
-            if name in node.get("properties", {}):
-                paths.append((*path, "properties", name))
-            paths += [
-                (*path, "patternProperties", pattern)
-                for pattern in node.get("patternProperties", {})
-                if matches_pattern(pattern, name)
-            ]
-            if len(paths) == before and "additionalProperties" in node:
-                if node["additionalProperties"] is False:
-                    return None
-                paths.append((*path, "additionalProperties"))
-        return tuple(paths)
+    def _members(self, nodes: Nodes, name: str) -> Paths:
+        return tuple(inner for path in nodes for inner in member_paths(self._document, path, name))
 
     # -- arrays ----------------------------------------------------------------------------------------------
 
@@ -284,7 +266,7 @@ class Examples:
             seen: set[str] = set()
             needed = [path for path, times in contained for _ in range(times)]
             for index in range(size):
-                paths = self._item(nodes, index)
+                paths = tuple(p for path in nodes for p in item_paths(self._document, path, index))
                 if index < len(needed):
                     paths = (*paths, needed[index])
                 value = _NOTHING
@@ -299,21 +281,6 @@ class Examples:
                 items.append(value)
                 seen.add(_key(value))
             yield items
-
-    def _item(self, nodes: Nodes, index: int) -> Paths:
-        paths: list[SchemaPath] = []
-        for path, node in nodes.items():
-            for first, rest in (("prefixItems", "items"), ("items", "additionalItems")):
-                if isinstance(node.get(first), list):
-                    if index < len(node[first]):
-                        paths.append((*path, first, index))
-                    elif rest in node:
-                        paths.append((*path, rest))
-                    break
-            else:
-                if "items" in node:
-                    paths.append((*path, "items"))
-        return tuple(paths)
 
 
 def _ways_of(path: SchemaPath, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, list[Paths]]]:

@@ -1,5 +1,5 @@
-"""The keywords of JSON Schema: in which drafts they are known, what their values must look like, and which
-keywords of a schema have no effect.
+"""The keywords of JSON Schema: in which drafts they are known, what their values must look like, to which
+members their subschemas apply, and which keywords of a schema have no effect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from runtime.grammar.json_schema.document import KIND, SchemaPath, mistake, show
+from runtime.grammar.json_schema.document import KIND, SAME_VALUE, SchemaDocument, SchemaPath, mistake, show
+from runtime.grammar.json_schema.texts.ecma import matches_pattern
 from runtime.protocol.errors import UnsupportedConstraint
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -161,6 +162,54 @@ def _plain(value: object) -> object:
             return {name: _plain(item) for name, item in value.items()}
         case _:
             return value
+
+
+# -- subschemas that apply to members
+
+
+def member_paths(document: SchemaDocument, path: SchemaPath, name: str) -> Iterator[SchemaPath]:
+    """The subschemas of the schema at `path` that apply to the member `name` of an object."""
+    node = document.node(path)
+    if not isinstance(node, Mapping) or document.alone(node):
+        return
+    named = False
+    if name in node.get("properties", {}):
+        named = True
+        yield (*path, "properties", name)
+    for pattern in node.get("patternProperties", {}):
+        if matches_pattern(pattern, name):
+            named = True
+            yield (*path, "patternProperties", pattern)
+    rest = _rest(document, node, "additionalProperties", "unevaluatedProperties")
+    if not named and rest:
+        yield (*path, rest)
+
+
+def item_paths(document: SchemaDocument, path: SchemaPath, index: int) -> Iterator[SchemaPath]:
+    """The subschemas of the schema at `path` that apply to an item of an array."""
+    node = document.node(path)
+    if not isinstance(node, Mapping) or document.alone(node):
+        return
+    word = "items" if isinstance(node.get("items"), list) else "prefixItems"
+    first = node.get(word, ()) if word == "items" or document.draft >= 2020 else ()
+    if index < len(first):
+        yield (*path, word, index)
+    elif word == "items":
+        if rest := _rest(document, node, "additionalItems", "unevaluatedItems"):
+            yield (*path, rest)
+    elif rest := _rest(document, node, "items", "unevaluatedItems"):
+        if rest == "items" or "contains" not in node:
+            yield (*path, rest)
+
+
+def _rest(document: SchemaDocument, node: Mapping[str, Any], word: str, unevaluated: str) -> str:
+    """The keyword for members that no other keyword names. Beside schemas for the same value, what is
+    unevaluated is known and validated when the whole closes."""
+    if word in node:
+        return word
+    if unevaluated not in node or not known(unevaluated, document.draft):
+        return ""
+    return "" if any(other in node for other in SAME_VALUE) else unevaluated
 
 
 # -- keywords without effect

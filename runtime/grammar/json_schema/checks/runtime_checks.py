@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,10 +26,9 @@ from runtime.grammar.json_schema.checks.validators import (
     ValidationError,
     jsonschema,
 )
-from runtime.grammar.json_schema.document import SAME_VALUE, Paths, SchemaPath, show
+from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, show
 from runtime.grammar.json_schema.lowering import Plan
-from runtime.grammar.json_schema.shapes import known
-from runtime.grammar.json_schema.texts.ecma import matches_pattern
+from runtime.grammar.json_schema.shapes import item_paths, member_paths
 from runtime.protocol.errors import BadConstraint
 
 _CHOICES = ("anyOf", "oneOf")
@@ -329,7 +328,15 @@ class Obligation:
     def member(self, name: str) -> Obligation:
         if self._idle:
             return self._runtime.obligation(()) if self.paths else self
-        return self._runtime.obligation(tuple(self._property_paths(name)))
+        return self._of(member_paths, name)
+
+    def _of(
+        self, paths_of: Callable[[SchemaDocument, SchemaPath, Any], Iterator[SchemaPath]], key: Any
+    ) -> Obligation:
+        document = self._runtime.document
+        return self._runtime.obligation(
+            tuple(inner for path in self._all for inner in paths_of(document, path, key))
+        )
 
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
@@ -342,51 +349,7 @@ class Obligation:
     def item(self, index: int) -> Obligation:
         if self._idle:
             return self._runtime.obligation(()) if self.paths else self
-        return self._runtime.obligation(tuple(self._item_paths(index)))
-
-    def _property_paths(self, name: str) -> Iterator[SchemaPath]:
-        for path in self._all:
-            node = self._runtime.document.node(path)
-            if not isinstance(node, Mapping) or self._runtime.document.alone(node):
-                continue
-            matched = False
-            if name in node.get("properties", {}):
-                matched = True
-                yield (*path, "properties", name)
-            for pattern in node.get("patternProperties", {}):
-                if matches_pattern(pattern, name):
-                    matched = True
-                    yield (*path, "patternProperties", pattern)
-            rest = self._rest(node, "additionalProperties", "unevaluatedProperties")
-            if not matched and rest:
-                yield (*path, rest)
-
-    def _rest(self, node: Mapping[str, Any], word: str, unevaluated: str) -> str:
-        """The keyword for members that no other keyword names. Beside schemas for the same value, what is
-        unevaluated is known and validated when the whole closes."""
-        if word in node:
-            return word
-        if unevaluated not in node or not known(unevaluated, self._runtime.document.draft):
-            return ""
-        return "" if any(other in node for other in SAME_VALUE) else unevaluated
-
-    def _item_paths(self, index: int) -> Iterator[SchemaPath]:
-        for path in self._all:
-            node = self._runtime.document.node(path)
-            if not isinstance(node, Mapping) or self._runtime.document.alone(node):
-                continue
-            items = node.get("items")
-            word = "items" if isinstance(items, list) else "prefixItems"
-            first = node.get(word, ()) if word == "items" or self._runtime.document.draft >= 2020 else ()
-            if index < len(first):
-                yield (*path, word, index)
-            elif word == "items":
-                if rest := self._rest(node, "additionalItems", "unevaluatedItems"):
-                    yield (*path, rest)
-            elif (rest := self._rest(node, "items", "unevaluatedItems")) and (
-                rest == "items" or "contains" not in node
-            ):
-                yield (*path, rest)
+        return self._of(item_paths, index)
 
     @property
     def depends_on_text(self) -> bool:
