@@ -197,8 +197,9 @@ def item_paths(document: SchemaDocument, path: SchemaPath, index: int) -> Iterat
     elif word == "items":
         if rest := _rest(document, node, "additionalItems", "unevaluatedItems"):
             yield (*path, rest)
-    elif rest := _rest(document, node, "items", "unevaluatedItems"):
-        if rest == "items" or "contains" not in node:
+    else:
+        rest = _rest(document, node, "items", "unevaluatedItems")
+        if rest == "items" or (rest and "contains" not in node):
             yield (*path, rest)
 
 

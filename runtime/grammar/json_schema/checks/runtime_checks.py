@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from runtime.grammar.json_schema.checks.validators import (
     ValidationError,
     jsonschema,
 )
-from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, show
+from runtime.grammar.json_schema.document import Paths, SchemaPath, show
 from runtime.grammar.json_schema.lowering import Plan
 from runtime.grammar.json_schema.shapes import item_paths, member_paths
 from runtime.protocol.errors import BadConstraint
@@ -328,15 +328,9 @@ class Obligation:
     def member(self, name: str) -> Obligation:
         if self._idle:
             return self._runtime.obligation(()) if self.paths else self
-        return self._of(member_paths, name)
-
-    def _of(
-        self, paths_of: Callable[[SchemaDocument, SchemaPath, Any], Iterator[SchemaPath]], key: Any
-    ) -> Obligation:
         document = self._runtime.document
-        return self._runtime.obligation(
-            tuple(inner for path in self._all for inner in paths_of(document, path, key))
-        )
+        paths = (inner for path in self._all for inner in member_paths(document, path, name))
+        return self._runtime.obligation(tuple(paths))
 
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
@@ -349,7 +343,9 @@ class Obligation:
     def item(self, index: int) -> Obligation:
         if self._idle:
             return self._runtime.obligation(()) if self.paths else self
-        return self._of(item_paths, index)
+        document = self._runtime.document
+        paths = (inner for path in self._all for inner in item_paths(document, path, index))
+        return self._runtime.obligation(tuple(paths))
 
     @property
     def depends_on_text(self) -> bool:
