@@ -1,12 +1,14 @@
-"""Grammars in EBNF (GBNF: `root ::= "a" [0-9]{2} | item`), read into a tree. No part is matched greedily.
+"""Grammars in EBNF (GBNF: `root ::= "a" [0-9]{2} | item`), read into a tree.
 
-grammar      = rule+                           the rule `root` is the start
-rule         = name "::=" alternatives
-alternatives = sequence ("|" sequence)*        a sequence may be empty
-item         = (literal | class | "." | name | "(" alternatives ")") count*
-count        = "*" | "+" | "?" | "{m}" | "{m,}" | "{m,n}"
-literal      = "..." with \\n \\r \\t \\" \\\\ \\xHH \\uHHHH \\UHHHHHHHH;  class = [a-z0-9_] or [^...]
-comment      = # to the end of the line
+No part is matched greedily. The syntax:
+
+    grammar      = rule+                           the rule `root` is the start
+    rule         = name "::=" alternatives
+    alternatives = sequence ("|" sequence)*        a sequence may be empty
+    item         = (literal | class | "." | name | "(" alternatives ")") count*
+    count        = "*" | "+" | "?" | "{m}" | "{m,}" | "{m,n}"
+    literal      = "..." with \\n \\r \\t \\" \\\\ \\xHH \\uHHHH \\UHHHHHHHH;  class = [a-z0-9_] or [^...]
+    comment      = # to the end of the line
 """
 
 from __future__ import annotations
