@@ -5,9 +5,8 @@ escapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from runtime.grammar.automata.charset import Ranges
 from runtime.grammar.automata.regex_syntax import Alt, At, Chars, Node, Ref, Repeat, Seq, char_class, spelled
 from runtime.grammar.ebnf.reading import MAX_NESTING
 from runtime.grammar.ebnf.terminals import split
@@ -46,7 +45,7 @@ def to_lark(grammar: Grammar) -> str:
     names = {name: f"T{n}" if name in terminals else f"r{n}" for n, name in enumerate(rules)}
     lines = [f"start: {names[root]}"]
     for name, node in rules.items():
-        text = f"/{spelled(node)}/" if name in terminals else _rule(node, names, _lark_class)
+        text = f"/{spelled(node)}/" if name in terminals else _rule(node, names)
         lines.append(f"{names[name]}: {text}")
     return "\n".join(lines) + "\n"
 
@@ -55,40 +54,29 @@ def to_narrow_ebnf(grammar: Grammar) -> str:
     """The grammar in plain EBNF: rule names of letters and digits, characters by code point, no `.`."""
     names = {name: f"r{number}" for number, name in enumerate(grammar.rules)}
     lines = [f"root ::= {names[grammar.root]}"]
-    lines.extend(
-        f"{names[name]} ::= {_rule(node, names, _ebnf_class)}" for name, node in grammar.rules.items()
-    )
+    lines.extend(f"{names[name]} ::= {_rule(node, names)}" for name, node in grammar.rules.items())
     return "\n".join(lines) + "\n"
 
 
-def _rule(node: Node, names: Mapping[str, str], chars: Callable[[Ranges], str]) -> str:
-    """The right side of a rule, in the syntax that Lark and EBNF share; `chars` spells classes."""
+def _rule(node: Node, names: Mapping[str, str]) -> str:
+    """The right side of a rule, in the syntax that EBNF shares with Lark, whose rules hold no characters."""
     match node:
         case Chars(ranges):
-            return chars(ranges)
+            return char_class(ranges, _wide_point)
         case Ref(name):
             return names[name]
         case Seq(items):
-            return " ".join(_item(item, names, chars) for item in items) or '""'
+            return " ".join(_item(item, names) for item in items) or '""'
         case Alt(options):
-            return " | ".join(_item(option, names, chars) for option in options)
+            return " | ".join(_item(option, names) for option in options)
         case Repeat(item, low, high):
-            return f"({_rule(item, names, chars)}){{{low},{'' if high is None else high}}}"
+            return f"({_rule(item, names)}){{{low},{'' if high is None else high}}}"
         case At():
             raise AssertionError("grammars have no conditions")
 
 
-def _item(node: Node, names: Mapping[str, str], chars: Callable[[Ranges], str]) -> str:
-    text = _rule(node, names, chars)
-    return f"({text})" if isinstance(node, Alt) else text
-
-
-def _lark_class(ranges: Ranges) -> str:
-    return f"/{char_class(ranges)}/"
-
-
-def _ebnf_class(ranges: Ranges) -> str:
-    return char_class(ranges, _wide_point)
+def _item(node: Node, names: Mapping[str, str]) -> str:
+    return f"({_rule(node, names)})" if isinstance(node, Alt) else _rule(node, names)
 
 
 def _wide_point(value: int) -> str:

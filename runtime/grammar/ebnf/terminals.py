@@ -200,7 +200,9 @@ class _Following:
         while self._changed:
             self._changed = False
             for name, node in reversed(self._inner.items()):
-                self._grow(name, node)
+                first = self._begins(node)
+                self._changed = self._changed or first != self._first[name]
+                self._first[name] = first
         self._after = dict.fromkeys(rules, 0)
         self._changed = True
         while self._changed:
@@ -209,11 +211,6 @@ class _Following:
                 self._pass(node, self._after[name])
         self.start = self._first[root]
         self.after = [self._after[name] for name in terminals]
-
-    def _grow(self, name: str, node: Node) -> None:
-        first = self._begins(node)
-        self._changed = self._changed or first != self._first[name]
-        self._first[name] = first
 
     def _begins(self, node: Node) -> int:
         self._meter.spend(1)

@@ -341,8 +341,9 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
     low = max((node.get("minLength", 0) for node in nodes), default=0)
     low = min(max(0, math.ceil(low)), _LONGEST)
     patterns = [node["pattern"] for node in nodes if isinstance(node.get("pattern"), str)]
-    sources = [f"^(?:{FORMATS[node['format']]})$" for node in nodes if _is_spelt(node.get("format"))]
-    for form in {str(node.get("format")) for node in nodes} & _TIMES.keys():
+    forms = {str(node.get("format")) for node in nodes}
+    sources = [f"^(?:{FORMATS[form]})$" for form in sorted(forms & FORMATS.keys() - _TIMES.keys())]
+    for form in forms & _TIMES.keys():
         yield from (f"{day}{_TIMES[form]}" for day in _DAYS)
     spelled = [*sources, *(one for pattern in patterns for one in _conditions(pattern))]
     if spelled:
@@ -358,10 +359,6 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
                 yield from (text + "0" * short, "0" * short + text)
     yield "a" * low
     yield from (f"{number:0>{max(1, low)}}" for number in range(_LISTED))
-
-
-def _is_spelt(form: Any) -> bool:
-    return form in FORMATS and form not in _TIMES
 
 
 def _conditions(pattern: str) -> Iterator[str]:

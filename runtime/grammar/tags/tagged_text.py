@@ -411,35 +411,22 @@ class Candidates:
         """Tokens that may end a leaf and continue with what follows it."""
         key = (leaf, rest)
         if key not in self._crossing:
-            self._crossing[key] = self._compute(leaf, rest)
+            closing = self._space.closing(leaf.closers)
+            crossing = np.zeros_like(closing)
+            for thread in Machine(Runs()).begin(_as_part(rest)).threads:
+                ending = self._space.ending_in(thread.data) if isinstance(thread, InLiteral) else closing
+                crossing |= ending & closing
+            self._crossing[key] = crossing
         return self._crossing[key]
 
-    def _compute(self, leaf: Leaf, rest: Rest) -> Bits:
-        after = Machine(Runs()).begin(Chain((_only(rest),)))
-        crossing = np.zeros_like(self._space.text_ids)
-        closing = self._space.closing(leaf.closers)
-        for thread in after.threads:
-            match thread:
-                case InLiteral(data):
-                    crossing |= self._space.ending_in(data) & closing
-                case _:
-                    return closing
-        return crossing
 
-
-def _only(rest: Rest) -> Part:
-    """`rest` as one part."""
+def _as_part(rest: Rest | None) -> Part:
     items: list[Part] = []
-    at: Rest | None = rest
-    while at is not None:
-        items.append(_remaining(at))
-        at = at.after
+    while rest is not None:
+        part = rest.part
+        if isinstance(part, Loop):
+            high = None if part.high is None else part.high - rest.rounds
+            part = Loop(part.item, max(part.low - rest.rounds, 0), high)
+        items.append(part)
+        rest = rest.after
     return Chain(tuple(items))
-
-
-def _remaining(rest: Rest) -> Part:
-    match rest.part:
-        case Loop(item, low, high):
-            return Loop(item, max(low - rest.rounds, 0), None if high is None else high - rest.rounds)
-        case part:
-            return part
