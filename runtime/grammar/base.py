@@ -181,7 +181,7 @@ class Completion:
     """The shortest whole output of a constraint that is found, searched for on demand. Shared by all matchers
     of the constraint and by threads.
 
-    `later`: runs a piece of work on another thread; None: whoever waits does it.
+    `later`: runs a piece of work on another thread; None: the waiting thread does it.
     """
 
     def __init__(self, start: Matcher, later: Callable[[Callable[[], object]], None] | None = None) -> None:

@@ -13,8 +13,8 @@ __all__ = ["JumpEdge", "OutlinesJumpForwardMap"]
 
 @dataclass(frozen=True, slots=True)
 class JumpEdge:
-    """The only way on from a state. `symbol` is None where several characters share the next byte, or in
-    the middle of one."""
+    """The only way on from a state. `symbol` is None if several characters share the next byte, or
+    inside of one."""
 
     symbol: str | None
     symbol_next_state: int | None

@@ -85,7 +85,7 @@ class ShortTurns:
         turns = ShortTurns
         with turns._lock:
             turns._within -= 1
-            # An interval that somebody else set meanwhile stays.
+            # An interval that was set by others meanwhile stays.
             if turns._within == 0 and turns._before and sys.getswitchinterval() == turns._set:
                 sys.setswitchinterval(turns._before)
                 turns._before = 0.0
@@ -194,7 +194,7 @@ class GrammarManager:
             self._bytes = 0
 
     def close(self) -> None:
-        """Fail what waits, stop the threads and join them; compilations under way are waited for only
+        """Fail what waits, stop the threads and join them; running compilations are waited for only
         briefly, those that are late not at all."""
         with self._lock:
             self._closed = True
@@ -281,7 +281,7 @@ class GrammarManager:
             return None, BadConstraint("needs more memory than there is", where=constraint.kind)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - told to the user; what a Rust library panics with, too
+        except BaseException as error:  # noqa: BLE001 - reported to the user; panics of a Rust library, too
             text = f"the grammar backend {self._backend.name!r} failed: {type(error).__name__}: {error}"
             return None, InternalFault(text, where=constraint.kind)
 
@@ -315,7 +315,7 @@ class GrammarManager:
             self._bytes -= self._compiled.popitem(last=False)[1].bytes
 
     def _watch(self) -> None:
-        """Fail the jobs that are late; those under way may still finish and be kept."""
+        """Fail the jobs that are late; running ones may still finish and be kept."""
         while True:
             with self._lock:
                 if self._closed:

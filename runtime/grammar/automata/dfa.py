@@ -74,7 +74,7 @@ class ByteDfa:
     @cached_property
     def classes(self) -> int:
         """Kinds of characters that are distinguished."""
-        return self.delta.shape[1] - 1
+        return int(self.delta.shape[1]) - 1
 
     @cached_property
     def pattern_of(self) -> npt.NDArray[np.intp]:

@@ -268,7 +268,7 @@ def _offset(pattern: str, spelling: str) -> int | None:
 
 
 def repeat(item: Node, low: int, high: int | None) -> Node:
-    """`item` repeated; a repeat of a repeat becomes one where the counts leave no gaps."""
+    """`item` repeated; a repeat of a repeat becomes one if the counts leave no gaps."""
     if high == 0:
         return EMPTY
     match item:

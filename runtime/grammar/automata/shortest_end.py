@@ -64,7 +64,7 @@ class ShortestEnds:
 
     @cached_property
     def _characters(self) -> list[bytes]:
-        """For each class one of its characters, a letter or digit where it has one."""
+        """For each class one of its characters, a letter or digit if there is one."""
         chars: list[bytes] = [b""] * self._dfa.delta.shape[1]
         for first, last, kind in self._dfa.intervals:
             point = next(max(first, low) for low, high in _RANGES if max(first, low) <= min(last, high))

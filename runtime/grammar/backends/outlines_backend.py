@@ -110,7 +110,7 @@ class DfaMatcher(Matcher):
 
 
 class OutlinesGrammarBackend(GrammarBackend):
-    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8), choices, and json_schema where a regular
+    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8), choices, and json_schema if a regular
     expression keeps it.
 
     A schema becomes a regular expression by outlines-core, an extra; what it cannot express is refused by

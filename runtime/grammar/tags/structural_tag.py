@@ -207,7 +207,7 @@ class _Reader:
                     part = msgspec.structs.replace(self._around, kind=kind, spec=spec)
                 matcher = self._compile(part.verify())
             except BadConstraint as error:
-                inner = f"{error.path}: " if error.path and error.path != kind else ""
+                inner = f"{error.where}: " if error.where and error.where != kind else ""
                 raise type(error)(f"{inner}{error.message}", where=path, hint=error.hint) from None
             self._leaves[key] = Leaf(matcher, closers)
             self.checked.extend(f"{word} ({path})" for word in matcher.origin.checked)

@@ -18,6 +18,8 @@ from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202
 from runtime.grammar.json_schema.texts.ecma import matches_pattern
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, matches
 
+__all__ = ["ALONE", "DRAFTS", "KEYWORDS", "Unevaluated", "ValidationError", "jsonschema"]
+
 _SLOW = "rfc3987_syntax"
 """Imported by jsonschema if it is installed, as with Jupyter: it reads a grammar for 2.7 s. Here that waits
 until a format needs it."""
