@@ -4,6 +4,7 @@ uses runtime.grammar.jump_plan, for any Matcher.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from runtime.grammar.automata.dfa import LONGEST_FORCED, compile_regex
@@ -42,15 +43,12 @@ class OutlinesJumpForwardMap:
         """The only character that may follow a state between two characters, and the state after it."""
         if state % self._dfa.nodes and self._dfa.nodes > 1:
             return None, None
-        data = bytearray()
-        while len(data) < 4:
-            only = self._dfa.only_byte(state)
-            if only is None:
-                return None, None
-            data.append(only[0])
-            state = only[1]
-            if state % self._dfa.nodes == 0 and (text := _complete(bytes(data))) is not None:
-                return text, state
+        forced = self._dfa.forced(state)[0]
+        for size in range(1, min(4, len(forced)) + 1):
+            end = self._dfa.walk(state, forced[:size])
+            if end % self._dfa.nodes == 0:
+                with suppress(UnicodeDecodeError):
+                    return forced[:size].decode(), end
         return None, None
 
     def jump_forward_symbol(self, state: int) -> tuple[str, int]:
@@ -72,10 +70,3 @@ class OutlinesJumpForwardMap:
             path.append(only)
             state = only[1]
         return path
-
-
-def _complete(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

@@ -12,7 +12,6 @@ import importlib.util
 import json
 import re
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +28,7 @@ from runtime.grammar.ebnf import tree
 from runtime.grammar.ebnf.spelling import to_narrow_ebnf
 from runtime.grammar.json_schema.document import KIND, format_policy, read_document
 from runtime.grammar.json_schema.examples import examples
-from runtime.grammar.masks.token_bits import Bits
+from runtime.grammar.masks.token_bits import Bits, TokenBits
 from runtime.grammar.tags.structural_tag import StructuralTags
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
@@ -74,9 +73,10 @@ class XSpace(LibrarySpace):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self.text_ids = self._packed(map(bool, self.tokens))
+        all_bits = TokenBits(Vocabulary(tuple(self.tokens)))
+        self.text_ids = all_bits.pack(np.array([bool(data) for data in self.tokens]))
         self.barred: dict[re.Pattern[bytes], Bits] = {
-            pattern: self._packed(pattern.search(data) for data in self.tokens)
+            pattern: all_bits.pack(np.array([pattern.search(data) is not None for data in self.tokens]))
             for pattern in (_CONTROLS, _CONTROLS_NOT_LINES)
         }
         """Ids of the texts in which each matches."""
@@ -89,12 +89,6 @@ class XSpace(LibrarySpace):
             add_prefix_space=False,
         )  # fmt: skip
         self.compiler = self.library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-
-    def _packed(self, flags: Iterable[object]) -> Bits:
-        padded = np.zeros(self.word_count * 32, dtype=np.bool_)
-        chosen = np.fromiter(map(bool, flags), dtype=np.bool_)
-        padded[: len(chosen)] = chosen
-        return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
 
 
 class XGrammarMatcher(LibraryMatcher):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from runtime.grammar.automata.charset import SURROGATES, Ranges, difference
 from runtime.grammar.automata.regex_syntax import Chars, nodes_of, parse, without_conditions
 from runtime.grammar.ebnf import tree
-from runtime.grammar.json_schema.document import KIND, SchemaDocument, SchemaPath, show
+from runtime.grammar.json_schema.document import KIND, SchemaDocument, SchemaPath, mistake, show, unsupported
 from runtime.grammar.json_schema.schema_regex import ORDER
 from runtime.grammar.json_schema.shapes import (
     KEYWORDS,
@@ -98,11 +98,8 @@ def check(document: SchemaDocument) -> Kept:
 
 
 def _refused(what: str, path: SchemaPath) -> UnsupportedConstraint:
-    return UnsupportedConstraint(
-        f"{what} is not kept exactly by xgrammar",
-        where=f"{KIND} {show(path)}",
-        hint='grammar backend "auto" chooses one that keeps it',
-    )
+    hint = 'grammar backend "auto" chooses one that keeps it'
+    return unsupported(f"{what} is not kept exactly by xgrammar", path, hint)
 
 
 def _types(node: Mapping[str, Any]) -> list[str]:
@@ -174,7 +171,7 @@ def _states(pattern: str, path: SchemaPath) -> int:
     except UnsupportedConstraint as error:
         raise _refused(f"pattern {shown(pattern)} ({error.message})", path) from None
     except BadConstraint as error:
-        raise BadConstraint(error.message, where=f"{KIND} {show((*path, 'pattern'))}") from None
+        raise mistake(error.message, (*path, "pattern")) from None
     classes = (node.ranges for node in nodes_of(root) if isinstance(node, Chars))
     if "[^]" in pattern or any(not difference(ranges, _ESCAPED) for ranges in classes):
         raise _refused(f"pattern {shown(pattern)}, of a character that JSON escapes,", path)
@@ -224,11 +221,8 @@ def _check_ends(schemas: Mapping[SchemaPath, tuple[Mapping[str, Any], list[Schem
         ending.update(new)
     for path in schemas:
         if path not in ending:
-            raise UnsupportedConstraint(
-                "no finite value matches it, and xgrammar would begin one",
-                where=f"{KIND} {show(path)}",
-                hint='take it out, or use grammar backend "auto"',
-            )
+            text = "no finite value matches it, and xgrammar would begin one"
+            raise unsupported(text, path, 'take it out, or use grammar backend "auto"')
 
 
 def _ends(

@@ -57,6 +57,10 @@ def mistake(text: str, path: SchemaPath) -> BadConstraint:
     return BadConstraint(text, where=f"{KIND} {show(path)}")
 
 
+def unsupported(text: str, path: SchemaPath, hint: str | None = None) -> UnsupportedConstraint:
+    return UnsupportedConstraint(text, where=f"{KIND} {show(path)}", hint=hint)
+
+
 def _join(base: str, reference: str) -> tuple[str, str]:
     """(URI, fragment) of a reference; urljoin by itself loses the base of an urn."""
     if reference.startswith("#") or not reference:
@@ -122,11 +126,10 @@ class SchemaDocument:
                 f"$schema {name[:200]!r}, which is not known: read as draft {DEFAULT_DRAFT}-12"
             )
         if path != () and draft not in (None, self.draft) and isinstance(node.get(self._id), str):
-            raise UnsupportedConstraint(
-                f"$schema {name!r} is of another draft than the whole, and one document is read by one draft",
-                where=f"{KIND} {show(path)}",
-                hint="write this part in the draft of the whole",
+            text = (
+                f"$schema {name!r} is of another draft than the whole, and one document is read by one draft"
             )
+            raise unsupported(text, path, "write this part in the draft of the whole")
 
     def subschemas(self, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, Any]]:
         """The direct subschemas of a schema, with the steps that lead to them."""
@@ -316,8 +319,7 @@ def _check(node: Any, path: SchemaPath, surrogates: bool) -> None:
         raise BadConstraint(text, where=KIND, hint="use $defs and $ref")
     if isinstance(node, str):
         if surrogates and any("\ud800" <= char <= "\udfff" for char in node):
-            text = "holds a lone surrogate, which no text has"
-            raise UnsupportedConstraint(text, where=f"{KIND} {show(path)}")
+            raise unsupported("holds a lone surrogate, which no text has", path)
     elif isinstance(node, list):
         for number, inner in enumerate(node):
             _check(inner, (*path, number), surrogates)

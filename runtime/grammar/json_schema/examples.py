@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import chain, count, islice
 from typing import Any
 
-from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.dfa import compile_node
 from runtime.grammar.automata.shortest_end import ShortestEnds
 from runtime.grammar.completion import PAUSE
@@ -24,7 +23,7 @@ from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPa
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.lowering import Relaxation, Unspelled
 from runtime.grammar.json_schema.shapes import is_of, item_paths, known, member_paths
-from runtime.grammar.json_schema.texts.common_text import search_language, shortest_of_all
+from runtime.grammar.json_schema.texts.common_text import LIMITS, search_language, shortest_of_all
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS
 from runtime.protocol.constraint import Constraint
@@ -39,7 +38,6 @@ _FEW = 6  # values of a part that are tried beside its neighbours
 _LISTED = 64
 _DEPTH = 24
 _LONGEST = 2000  # characters, items or members that are filled up
-_LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
 _KINDS = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties"),
     "array": ("items", "prefixItems", "minItems", "contains", "uniqueItems"),
@@ -385,6 +383,6 @@ def shortest(pattern: str, *, ecma: bool = True) -> str | None:
         spelled = spell(pattern).rust if ecma else pattern
         if spelled is None:
             return None
-        return ShortestEnds(compile_node(search_language(spelled), _LIMITS)).text(0).decode()
+        return ShortestEnds(compile_node(search_language(spelled), LIMITS)).text(0).decode()
     except (BadConstraint, UnicodeDecodeError):
         return None

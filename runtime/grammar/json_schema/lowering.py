@@ -20,6 +20,7 @@ from runtime.grammar.json_schema.document import (
     is_metaschema,
     mistake,
     show,
+    unsupported,
 )
 from runtime.grammar.json_schema.shapes import MAX_IGNORED, check_shapes, shown, unknown_keywords
 from runtime.grammar.json_schema.texts.ecma import spell
@@ -166,11 +167,8 @@ class Lowering:
         target = self.document.resolve(reference, base)
         if target is not None or is_metaschema(reference):
             return target
-        raise UnsupportedConstraint(
-            f"{word} {reference!r} leads out of the schema; nothing is fetched",
-            where=f"{KIND} {show(path)}",
-            hint="put what it refers to under $defs",
-        )
+        text = f"{word} {reference!r} leads out of the schema; nothing is fetched"
+        raise unsupported(text, path, "put what it refers to under $defs")
 
     def visit(self, path: SchemaPath, node: Any, base: str) -> None:
         """Check later that a schema which is only validated can be validated."""

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.grammar.automata.regex_syntax import At, Chars, Node, nodes_of, parse
-from runtime.grammar.json_schema.document import KIND, WHITESPACE, Paths, SchemaDocument, SchemaPath, show
+from runtime.grammar.json_schema.document import (
+    KIND,
+    WHITESPACE,
+    Paths,
+    SchemaDocument,
+    SchemaPath,
+    mistake,
+    unsupported,
+)
 from runtime.grammar.json_schema.shapes import check_shapes, is_of
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -99,7 +107,7 @@ class _Reader:
         if rest.keys() - {"type"} or not all(is_of(value, names) for value in listed):
             raise _unkept(f"{word} beside {', '.join(rest)}", path)
         if not listed:
-            raise BadConstraint("enum is empty: nothing matches", where=f"{KIND} {show(path)}")
+            raise mistake("enum is empty: nothing matches", path)
         if any(map(_is_beyond, listed)):
             raise _unkept(f"{word} with a number beyond 2**53", path)
         return {word: values}
@@ -170,7 +178,5 @@ def _alone(word: str, rest: Mapping[str, Any], path: SchemaPath) -> None:
 
 
 def _unkept(what: str, path: SchemaPath) -> UnsupportedConstraint:
-    return UnsupportedConstraint(
-        f"{what} is not kept by a regular expression", where=f"{KIND} {show(path)}",
-        hint='grammar backend "auto" keeps it',
-    )  # fmt: skip
+    text = f"{what} is not kept by a regular expression"
+    return unsupported(text, path, 'grammar backend "auto" keeps it')

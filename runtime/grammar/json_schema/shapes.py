@@ -12,9 +12,15 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from runtime.grammar.json_schema.document import KIND, SAME_VALUE, SchemaDocument, SchemaPath, mistake, show
+from runtime.grammar.json_schema.document import (
+    SAME_VALUE,
+    SchemaDocument,
+    SchemaPath,
+    mistake,
+    show,
+    unsupported,
+)
 from runtime.grammar.json_schema.texts.ecma import matches_pattern
-from runtime.protocol.errors import UnsupportedConstraint
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -114,11 +120,8 @@ def check_shapes(path: SchemaPath, node: Mapping[str, Any], draft: int) -> None:
     UnsupportedConstraint for one of draft 3."""
     for word, value in node.items():
         if word in _DRAFT_3:
-            raise UnsupportedConstraint(
-                f"{word} is a keyword of draft 3, which is not supported",
-                where=f"{KIND} {show((*path, word))}",
-                hint=f"use {_DRAFT_3[word]}",
-            )
+            text = f"{word} is a keyword of draft 3, which is not supported"
+            raise unsupported(text, (*path, word), f"use {_DRAFT_3[word]}")
         shape = _SHAPES.get(word)
         if shape is None or not known(word, draft):
             continue

@@ -24,7 +24,7 @@ from runtime.grammar.automata.regex_syntax import (
 )
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
-_LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
+LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
 _STEPS = 100_000
 _MOST, _TURNING = 64, 6
 _READABLE = (*range(97, 123), *range(48, 58), *range(65, 91), 45, 46, 47, 32)
@@ -39,7 +39,7 @@ def shortest_of_all(patterns: tuple[str, ...], low: int, high: int) -> tuple[str
     automata: list[ByteDfa] = []
     for pattern in patterns:
         try:
-            automata.append(compile_node(search_language(pattern), _LIMITS))
+            automata.append(compile_node(search_language(pattern), LIMITS))
         except BadConstraint:
             continue  # the text may yet do
     letters = _letters(automata)

@@ -16,7 +16,7 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]
 
-from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, union
+from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, matching, union
 from runtime.grammar.automata.regex_syntax import rust_point
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
@@ -319,34 +319,13 @@ def _class_of(ranges: Ranges, point: Callable[[int], str]) -> str:
     return "[" + "".join(point(a) if a == b else f"{point(a)}-{point(b)}" for a, b in kept) + "]"
 
 
-_LONG_NAMES = {
-    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt",
-    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "Decimal_Number": "Nd",
-    "digit": "Nd", "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P", "punct": "P",
-    "Symbol": "S",
-    "Separator": "Z", "Space_Separator": "Zs", "Other": "C", "Control": "Cc", "cntrl": "Cc",
-}  # fmt: skip
-
-
 @lru_cache(maxsize=64)
 def _property(name: str) -> Ranges:
-    category = _LONG_NAMES.get(name, name)
-    if category == "Any":
-        return ((0, 0x10FFFF),)
-    if category == "ASCII":
-        return ((0, 0x7F),)
     try:
-        expression = regex.compile(rf"\p{{{category}}}+")
+        return matching(regex.compile(rf"\p{{{name}}}+"))
     except regex.error:
-        raise UnsupportedConstraint(
-            f"asks for the Unicode property {name!r}, which is not known here"
-        ) from None
-    return tuple((match.start(), match.end() - 1) for match in expression.finditer(_every_character()))
-
-
-@lru_cache(maxsize=1)
-def _every_character() -> str:
-    return "".join(map(chr, range(0x110000)))
+        text = f"asks for the Unicode property {name!r}, which is not known here"
+        raise UnsupportedConstraint(text) from None
 
 
 # -- searching in bounded time

@@ -156,5 +156,5 @@ def _is_property(name: str) -> bool:
     try:
         regex.compile(rf"\p{{{value}}}")
     except regex.error:
-        return value in ("Any", "ASCII")
+        return False
     return True
