@@ -164,7 +164,7 @@ def last_steps(last: Step[State] | None, count: int) -> list[Step[State]]:
 FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 256, 3.0
 """Bounds of the search for the first completion: ids, states looked at, seconds."""
 QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 16, 0.1, 16
-"""The same for the search that every constraint gets: so short a completion needs no better one."""
+"""Bounds of the search that every constraint gets: so short a completion needs no better one."""
 
 
 def quick_completion(matcher: Matcher) -> CompletionResult:

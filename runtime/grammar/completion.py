@@ -174,8 +174,8 @@ def _rank_alphanumeric(data: bytes) -> int | None:
 
 
 def _rank_outside(data: bytes) -> int | None:
-    """The same elsewhere: ends of objects and arrays, empty values, digits, literal names, other signs;
-    opening signs come late."""
+    """Rank of a token outside of strings: ends of objects and arrays, empty values, digits, literal names,
+    other signs; opening signs come late."""
     if len(data) <= 4 and all(byte in _ENDS and byte not in _QUOTES for byte in data):
         return 0
     if data in _EMPTY or data == b",":
@@ -322,7 +322,7 @@ class _Search:
         heapq.heappush(self._ways, _Way(cost, -length - 1, self._tickets, after, ids, state))
 
     def _ordered(self, state: int, choices: list[int]) -> list[int]:
-        """What was tried least here first; then, the longest first, what leads back to the same state: it can
+        """The least tried first; then, the longest first, what leads back to the same state: it can
         only be a required number of characters."""
         texts, blank, tried = self._spelling.texts, self._spelling.blank, self._tried
         loops = self._loops.get(state, set())

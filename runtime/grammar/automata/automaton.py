@@ -33,7 +33,7 @@ from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one constraint may cost. positions: characters of the pattern with counts written out; work:
+    """Limits of compiling one constraint. positions: characters of the pattern with counts written out; work:
     elementary steps (2 to 4 million a second); seconds: CPU time of the thread."""
 
     positions: int = 100_000
@@ -188,7 +188,7 @@ class Nfa:
 
 
 class _Next(NamedTuple):
-    """What follows a position: the end, or a character with these properties."""
+    """The next character after a position: the end, or a character with these properties."""
 
     end: bool
     newline: bool

@@ -14,7 +14,7 @@ _RANGES = ((97, 122), (48, 57), (65, 90), (33, 126), (32, 32), (0, 0x10FFFF))
 
 
 class ShortestEnds:
-    """Those of one automaton, computed once for all states, breadth-first from its matches."""
+    """The shortest texts of one automaton, computed once for all states, breadth-first from its matches."""
 
     def __init__(self, dfa: ByteDfa) -> None:
         self._dfa = dfa

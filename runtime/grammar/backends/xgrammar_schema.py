@@ -39,7 +39,7 @@ UNKEPT = frozenset({
 _ALONE = ("$ref", "anyOf", "enum", "const")
 """Beside one of these it ignores all others, such as `type`."""
 _STRINGS = ("pattern", "format", "minLength", "maxLength")
-"""Of these it keeps one, or both lengths."""
+"""It keeps one of these, or both lengths."""
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _TYPED = frozenset({*_STRINGS, *_NUMBERS, "maxItems", "maxProperties", "minItems", "required"})
 """Ignored if the schema has no type: it infers one from `properties`, `items` and the like."""
@@ -112,7 +112,7 @@ def _is_known_format(node: Mapping[str, Any]) -> bool:
 
 
 def _unkept(node: Mapping[str, Any], draft: int) -> Iterator[str]:
-    """What the library does not keep of one schema object."""
+    """The keywords of one schema object that the library does not keep."""
     keywords = [word for word in node if word in KEYWORDS or word in UNKEPT or word in _ALONE]
     for word in keywords:
         if word in UNKEPT:

@@ -21,8 +21,8 @@ class Overlap(NamedTuple):
 
 
 class Overlaps:
-    """Of terminals by number: trees whose characters are those of `nodes`. Sets of bytes are bits of an
-    int."""
+    """The overlaps of terminals, by number: trees whose characters are those of `nodes`. Sets of bytes are
+    bits of an int."""
 
     def __init__(self, nodes: Iterable[Node], meter: Meter) -> None:
         self._meter = meter
@@ -167,7 +167,7 @@ def _fitting(automaton: _Automaton, chars: int) -> int:
 
 
 def _classes(nodes: Iterable[Node], meter: Meter) -> tuple[dict[Ranges, int], list[int]]:
-    """Of each set of characters its classes, and of each class the first bytes of its characters; as bits."""
+    """The classes of each set of characters, and the first bytes of each class; as bits."""
     sets = {part.ranges: 0 for node in nodes for part in nodes_of(node) if isinstance(part, Chars)}
     intervals, cells = partition(list(sets), meter)
     lead = [0] * len(intervals)

@@ -26,7 +26,7 @@ _ROUNDS = 12
 
 
 class Split(NamedTuple):
-    """The same language: `terminals` are those rules of `grammar` that hold characters, and no other rule;
+    """An equal grammar: `terminals` are those rules of `grammar` that hold characters, and no other rule;
     the others hold no characters."""
 
     grammar: Grammar

@@ -218,7 +218,7 @@ def endless_rule(grammar: Grammar) -> str | None:
 
 
 def empty_rules(rules: Mapping[str, Node]) -> set[str]:
-    """Those that match the empty text."""
+    """The rules that match the empty text."""
     return _fixpoint(rules, is_empty)
 
 

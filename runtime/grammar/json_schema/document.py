@@ -41,7 +41,7 @@ _BASE = "http://root.invalid/"
 
 
 class Target(NamedTuple):
-    """What a reference leads to. `node` is the schema there, `base` the URI its own references start from."""
+    """The target of a reference. `node` is the schema there, `base` the URI its own references start from."""
 
     path: SchemaPath
     node: Any
@@ -208,7 +208,7 @@ class SchemaDocument:
         return _BASE
 
     def resolve(self, reference: str, base: str) -> Target | None:
-        """What `reference` means for a base URI; None if it is not in this document."""
+        """The target of `reference`, resolved against a base URI; None if it is not in this document."""
         uri, fragment = _join(base, reference)
         start = self._resources.get(uri)
         if start is None and uri.endswith("#"):

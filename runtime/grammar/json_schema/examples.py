@@ -72,7 +72,7 @@ def values_of(constraint: Constraint) -> tuple[Any, ...]:
 
 
 class Examples:
-    """Of one document."""
+    """The examples of one document."""
 
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document

@@ -37,7 +37,7 @@ Lowered = bool | dict[str, Any]
 
 @dataclass(frozen=True)
 class Relaxation:
-    """What is left to the validator besides what always is."""
+    """Keywords that are left to the validator although the engine might keep them."""
 
     one_of: bool = False
     property_counts: bool = False

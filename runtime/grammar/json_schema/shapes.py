@@ -151,7 +151,7 @@ def is_of(value: Any, names: Any) -> bool:
 
 
 def canonical(value: object) -> str:
-    """The same text for values that JSON Schema calls equal."""
+    """A text that is equal for values that JSON Schema calls equal."""
     return json.dumps(_plain(value), sort_keys=True)
 
 

@@ -224,5 +224,5 @@ def _few(wide: npt.NDArray[np.unsignedinteger], nonzero: npt.NDArray[np.intp]) -
 
 
 def _wide(bits: Bits) -> npt.NDArray[np.unsignedinteger]:
-    """The same words as pairs, if their number is even."""
+    """The words as pairs, if their number is even."""
     return bits.view(np.uint64) if len(bits) % 2 == 0 else bits

@@ -331,7 +331,8 @@ class Machine:
         return at
 
     def sift(self, now: Threads, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
-        """Of (bytes, id) in ascending order, the ids that may follow `now`, which stays as it is."""
+        """The ids of `tokens`, (bytes, id) in ascending order, that may follow `now`, which stays as it
+        is."""
         mark = self.runs.next
         path: list[tuple[int, Threads]] = [(0, now)]
         before, dead = b"", b""
