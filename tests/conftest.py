@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-import runtime.grammar.json_schema.checks.library  # noqa: F401 - before others import jsonschema, the slow way
+import runtime.grammar.json_schema.checks.validators  # noqa: F401 - before others import jsonschema, the slow way
 from tests.exploring import EXPLORE, EXPLORING
 
 if not os.path.exists("/dev/nvidiactl"):  # where there is no GPU, kernels run in Triton's interpreter

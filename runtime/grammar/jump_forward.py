@@ -1,27 +1,21 @@
-"""Jump-forward: text that a constraint forces is appended as tokens without asking the model.
-
-Two faces. `plan_jump` (runtime.grammar.jump_plan) is what the scheduler uses: it works on any Matcher and
-yields the tokens that the tokenizer itself would make, so that a jump changes the number of steps and not the
-text.
-`OutlinesJumpForwardMap` answers the same question for a bare regular expression, by symbols and by bytes.
-Neither knows the model or the KV cache.
+"""OutlinesJumpForwardMap: the text that a regular expression forces, by symbols and by bytes. The scheduler
+uses runtime.grammar.jump_plan, for any Matcher.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from runtime.grammar.automata.byte_automaton import LONGEST_FORCED, ByteAutomaton
-from runtime.grammar.automata.dfa import compile_regex
-from runtime.grammar.jump_plan import Jump, JumpPlanner, plan_jump
+from runtime.grammar.automata.dfa import LONGEST_FORCED, compile_regex
 
-__all__ = ["Jump", "JumpEdge", "JumpPlanner", "OutlinesJumpForwardMap", "plan_jump"]
+__all__ = ["JumpEdge", "OutlinesJumpForwardMap"]
 
 
 @dataclass(frozen=True, slots=True)
 class JumpEdge:
-    """The only way on from a state. `symbol` is None where several characters share the next byte, or in
-    the middle of one."""
+    """The only way on from a state. `symbol` is None if several characters share the next byte, or
+    inside of one."""
 
     symbol: str | None
     symbol_next_state: int | None
@@ -30,14 +24,11 @@ class JumpEdge:
 
 
 class OutlinesJumpForwardMap:
-    """Forced text of a regular expression, state by state. A state where the text may end forces nothing. Of
-    text longer than LONGEST_FORCED the rest is told from where its beginning ends.
-
-    Raises BadConstraint or UnsupportedConstraint for the expression.
-    """
+    """Forced text of a regular expression, state by state, in pieces of at most LONGEST_FORCED. A state in
+    which the text may end forces nothing. Raises BadConstraint or UnsupportedConstraint."""
 
     def __init__(self, regex: str) -> None:
-        self._dfa: ByteAutomaton = compile_regex(regex)
+        self._dfa = compile_regex(regex)
         self.initial_state = 0
 
     def edge(self, state: int) -> JumpEdge | None:
@@ -52,19 +43,16 @@ class OutlinesJumpForwardMap:
         """The only character that may follow a state between two characters, and the state after it."""
         if state % self._dfa.nodes and self._dfa.nodes > 1:
             return None, None
-        data = bytearray()
-        while len(data) < 4:
-            only = self._dfa.only_byte(state)
-            if only is None:
-                return None, None
-            data.append(only[0])
-            state = only[1]
-            if state % self._dfa.nodes == 0 and (text := _complete(bytes(data))) is not None:
-                return text, state
+        forced = self._dfa.forced(state)[0]
+        for size in range(1, min(4, len(forced)) + 1):
+            end = self._dfa.walk(state, forced[:size])
+            if end % self._dfa.nodes == 0:
+                with suppress(UnicodeDecodeError):
+                    return forced[:size].decode(), end
         return None, None
 
     def jump_forward_symbol(self, state: int) -> tuple[str, int]:
-        """The longest forced text from `state`, in whole characters, and the state behind it."""
+        """The longest forced text from `state`, in whole characters, and the state after it."""
         text = ""
         while len(text) < LONGEST_FORCED:
             edge = self.edge(state)
@@ -76,16 +64,9 @@ class OutlinesJumpForwardMap:
         return text, state
 
     def jump_forward_byte(self, state: int) -> list[tuple[int, int]]:
-        """The longest forced path of bytes from `state`: each byte with the state behind it."""
+        """The longest forced path of bytes from `state`: each byte with the state after it."""
         path: list[tuple[int, int]] = []
         while len(path) < LONGEST_FORCED and (only := self._dfa.only_byte(state)) is not None:
             path.append(only)
             state = only[1]
         return path
-
-
-def _complete(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

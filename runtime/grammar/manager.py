@@ -1,13 +1,13 @@
-"""GrammarManager: compiles constraints away from the hot path and remembers them.
+"""GrammarManager: compiles constraints on its own threads and keeps the results.
 
-A constraint that is being compiled is compiled once, whoever asks; a failure is told and forgotten, so the
-next request tries again. A compilation cannot be interrupted: one that passes its deadline fails its requests
-and keeps its thread, in whose place another begins. It does not know requests, only futures.
+Requests for one constraint share its compilation; failures are not kept. A compilation cannot be interrupted:
+one that passes its deadline fails its requests and keeps its thread, which another replaces.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from bisect import bisect_left
@@ -15,11 +15,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from runtime.grammar.base import Completion, GrammarBackend, Matcher, quick_completion
 from runtime.grammar.table import make_backend
-from runtime.grammar.turns import ShortTurns
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ MASK_S = (2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2
 
 class Histogram:
     """How many durations were at most each of `bounds` (seconds, ascending), their number and their sum. One
-    thread observes; others may read, and see a state of a moment ago."""
+    thread observes; others may read a slightly older state."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -55,9 +55,40 @@ class Histogram:
 
 _JOIN_S = 5.0
 BYTES_PER_CHARACTER = 100
-"""What a compiled constraint takes for each character of its text, roughly: 300 kB for schemas of 2.5 kB."""
+"""Approximate size of a compiled constraint for each character of its text: 300 kB for schemas of 2.5 kB."""
 SPARE_WORKERS = 4
-"""Threads that may begin in the place of those held by compilations that do not end."""
+"""Threads that may replace those held by compilations that do not end."""
+SHORT_S = 1e-3
+
+
+class ShortTurns:
+    """While any thread is inside, sys.setswitchinterval() is at most SHORT_S, so that a forward pass beside a
+    thread that runs Python only waits no longer for the interpreter at each operator."""
+
+    _lock = threading.Lock()
+    _within = 0
+    _before = 0.0
+    _set = 0.0
+
+    def __enter__(self) -> None:
+        kind = ShortTurns
+        with kind._lock:
+            kind._within += 1
+            if kind._within == 1 and sys.getswitchinterval() > SHORT_S:
+                kind._before = sys.getswitchinterval()
+                sys.setswitchinterval(SHORT_S)
+                kind._set = sys.getswitchinterval()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        turns = ShortTurns
+        with turns._lock:
+            turns._within -= 1
+            # An interval that was set by others meanwhile stays.
+            if turns._within == 0 and turns._before and sys.getswitchinterval() == turns._set:
+                sys.setswitchinterval(turns._before)
+                turns._before = 0.0
 
 
 class _Kept(NamedTuple):
@@ -68,8 +99,8 @@ class _Kept(NamedTuple):
 
 @dataclass(eq=False)
 class _Job:
-    """`running`: a thread compiles it; `late`: it has passed its deadline so; `replaced`: another thread
-    works in that one's place."""
+    """`running`: a thread compiles it; `late`: it passed its deadline while running; `replaced`: another
+    thread replaces that one."""
 
     constraint: Constraint
     deadline: float
@@ -80,11 +111,11 @@ class _Job:
 
 
 class GrammarManager:
-    """`workers` threads compile. Up to `cache_size` compiled constraints, and of those as many as take
-    `cache_bytes` by their own estimate, are kept; the longest unused leave first.
+    """`workers` threads compile. At most `cache_size` compiled constraints of about `cache_bytes` in all are
+    kept; the longest unused are dropped first.
 
-    `backend`: a name of the table, made with `options`, or a backend. A future fails with DeadlineExceeded
-    when its constraint is not compiled `compile_timeout_s` after it was asked for, whatever the backend does.
+    `backend`: a name of the table, created with `options`, or a backend. A future fails with DeadlineExceeded
+    `compile_timeout_s` after the request.
     """
 
     def __init__(
@@ -115,7 +146,7 @@ class GrammarManager:
             self._start(self._watch, "grammar-watch")
 
     def submit(self, constraint: Constraint) -> Future[Matcher]:
-        """A fresh matcher, at once when the constraint is known. The future may be cancelled.
+        """A fresh matcher, at once if the constraint is known. The future may be cancelled.
 
         It raises BadConstraint or UnsupportedConstraint (the constraint), DeadlineExceeded, Aborted
         (closed), or InternalFault (a defect of the backend).
@@ -139,7 +170,7 @@ class GrammarManager:
                 self._queue.append(job)
                 self._lock.notify_all()
             elif not job.waiting:
-                # Late and still under way, for nobody until now: it is not begun a second time.
+                # Late and still running, without requests until now: it is not begun a second time.
                 job.deadline = deadline
                 self._lock.notify_all()
             job.waiting.append(future)
@@ -163,7 +194,7 @@ class GrammarManager:
             self._bytes = 0
 
     def close(self) -> None:
-        """Fail what waits, stop the threads and join them; compilations under way are waited for only
+        """Fail what waits, stop the threads and join them; running compilations are waited for only
         briefly, those that are late not at all."""
         with self._lock:
             self._closed = True
@@ -176,7 +207,7 @@ class GrammarManager:
             _fail(job.waiting, _closing())
         ends = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            # Who is late has had all the time there was; a thread among several cannot be told apart.
+            # A late compilation had its time; which of the threads it holds is unknown.
             thread.join(max(0.0, ends - time.monotonic()) if not late else 0.2)
 
     # -- threads ---------------------------------------------------------------------------------------------
@@ -196,7 +227,7 @@ class GrammarManager:
             matcher, error = self._compile(job.constraint)
             seconds = time.perf_counter() - began
             with self._lock:
-                # From here on nobody joins those who wait for this job.
+                # From here on no request joins those that wait for this job.
                 waiting, job.waiting = job.waiting, []
                 if self._jobs.get(job.constraint) is job:
                     del self._jobs[job.constraint]
@@ -218,7 +249,7 @@ class GrammarManager:
                 return  # another thread works in its place
 
     def _take(self) -> _Job | None:
-        """The next job somebody still waits for; None when closed."""
+        """The next job that a request still waits for; None when closed."""
         with self._lock:
             while not self._closed:
                 while self._queue:
@@ -250,26 +281,26 @@ class GrammarManager:
             return None, BadConstraint("needs more memory than there is", where=constraint.kind)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - told to the user; what a Rust library panics with, too
+        except BaseException as error:  # noqa: BLE001 - reported to the user; panics of a Rust library, too
             text = f"the grammar backend {self._backend.name!r} failed: {type(error).__name__}: {error}"
             return None, InternalFault(text, where=constraint.kind)
 
     def _proven(self, matcher: Matcher, constraint: Constraint) -> Matcher:
-        """`matcher` with a short whole output of it, or with what looks for one. Raises BadConstraint where
-        there certainly is none."""
-        found = quick_completion(matcher)
-        if found.empty:
+        """`matcher` with a short whole output, or with a Completion that searches for one. Raises
+        BadConstraint if there certainly is none."""
+        quick = quick_completion(matcher)
+        if quick.empty:
             raise BadConstraint(
                 "nothing can match it", where=constraint.kind, hint="its parts contradict each other"
             )
-        completion = None if found.ids == () else Completion(matcher.copy(), self._soon)
+        completion = None if quick.ids == () else Completion(matcher.copy(), self._soon)
         matcher.origin = replace(
-            matcher.origin, shortest=found.ids, searched=found.ids is not None, completion=completion
+            matcher.origin, shortest=quick.ids, searched=quick.ids is not None, completion=completion
         )
         return matcher
 
     def _soon(self, task: Callable[[], object]) -> None:
-        """Do it on a worker, when no compilation waits for one."""
+        """Run it on a worker when no compilation waits for one."""
         with self._lock:
             self._tasks.append(task)
             self._lock.notify_all()
@@ -284,7 +315,7 @@ class GrammarManager:
             self._bytes -= self._compiled.popitem(last=False)[1].bytes
 
     def _watch(self) -> None:
-        """Fails the jobs that are late; those under way may still finish and be remembered."""
+        """Fail the jobs that are late; running ones may still finish and be kept."""
         while True:
             with self._lock:
                 if self._closed:
@@ -303,7 +334,8 @@ class GrammarManager:
                 _fail(futures, DeadlineExceeded(text, where=kind, hint="simplify it, or try again"))
 
     def _give_up(self, job: _Job) -> list[Future[Matcher]]:
-        """Who waited for it. Its thread, if it has one, is replaced while there are spare ones."""
+        """The futures that waited for it. Its thread, if it has one, is replaced while there are spare
+        ones."""
         self._timeouts += 1
         waiting, job.waiting = job.waiting, []
         if not job.running:

@@ -1,8 +1,7 @@
 """Reasoning before the answer: a constraint that sleeps until the reasoning has ended.
 
-Models that think first write free text, then a mark such as `</think>`, then the answer. The constraint holds
-for the answer only. While it sleeps, everything that is text may follow, but no end of the generation: an
-answer always comes. It knows no model: what ends its reasoning is given, as ids, as text, or both.
+Models that reason write free text, then a mark such as `</think>`, then the answer, for which alone the
+constraint holds. While it sleeps any text may follow, but no end of the generation.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, Origin, Rejection, last_steps
+from runtime.grammar.base import Matcher, Origin, Rejection, Step, last_steps
 from runtime.grammar.completion import Steps
-from runtime.grammar.tags.tag_space import Bits, TagSpace, Triggers
+from runtime.grammar.masks.token_bits import Bits
+from runtime.grammar.tags.tag_space import TagSpace, Triggers
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.vocabulary import Vocabulary
@@ -23,8 +23,8 @@ from runtime.protocol.vocabulary import Vocabulary
 @dataclass(frozen=True)
 class ReasoningEnd:
     """What ends the reasoning, whichever comes first: a sequence of ids (they may be control tokens), or a
-    text (however it is cut into tokens; what a token holds after it belongs to the answer). inside: control
-    tokens that may stand in it besides, such as the one that opens it."""
+    text in any tokenization (the rest of its last token belongs to the answer). inside: other control tokens
+    that the reasoning may contain, such as the one that opens it."""
 
     ids: tuple[tuple[int, ...], ...] = ()
     texts: tuple[str, ...] = ()
@@ -32,10 +32,8 @@ class ReasoningEnd:
 
 
 class Reasoning:
-    """How one model ends its reasoning. Made once, used by every request. Thread-safe.
-
-    Raises BadRequest for ends that are empty or that the vocabulary cannot spell.
-    """
+    """How one model ends its reasoning, shared by all requests. Thread-safe. Raises BadRequest for ends that
+    are empty or that the vocabulary cannot spell."""
 
     def __init__(self, vocabulary: Vocabulary, end: ReasoningEnd) -> None:
         if not (end.ids or end.texts) or not all(end.ids) or not all(end.texts):
@@ -49,14 +47,14 @@ class Reasoning:
         marks = {token for sequence in (*end.ids, end.inside) for token in sequence}
         listed = self.space.bits.listed(sorted(marks)).bits
         eos = self.space.bits.listed(sorted(vocabulary.eos - marks)).bits
-        self.free = (self.space.spoken | listed) & ~eos
+        self.free = (self.space.text_ids | listed) & ~eos
 
     def anything(self) -> Matcher:
-        """A matcher that leaves everything free: for bounded reasoning without a constraint after it."""
+        """A matcher that allows everything, for bounded reasoning without a constraint after it."""
         return AnyMatcher(self.space)
 
     def wrap(self, matcher: Matcher, *, thinking: bool, max_thinking_tokens: int | None = None) -> Matcher:
-        """`matcher` (at its start) for the answer alone; itself where the model does not think.
+        """`matcher` (at its start) for the answer alone; itself if the model does not reason.
 
         max_thinking_tokens: after so many, the end must follow, token by token. Raises BadRequest below 0.
         """
@@ -69,7 +67,7 @@ class Reasoning:
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """`first`: the constraint at its start, which nobody moves. `masks`: of places in the reasoning."""
+    """`first`: the constraint at its start, which never moves. `masks`: by position in the reasoning."""
 
     reasoning: Reasoning
     first: Matcher
@@ -77,8 +75,8 @@ class _Shared:
     masks: dict[tuple[tuple[int, ...], int, bool], TokenMask]
 
 
-class _Place(NamedTuple):
-    """Where a text is. `begun`: by sequence of ids, how many of them were just taken; `state` of the
+class _Position(NamedTuple):
+    """A position in a text. `begun`: by sequence of ids, how many of them were just taken; `state` of the
     triggers; `thought`: tokens so far, the marks of the end included."""
 
     awake: bool
@@ -87,113 +85,108 @@ class _Place(NamedTuple):
     thought: int
 
 
-class _Step(NamedTuple):
-    place: _Place
-    inner: int
-    before: _Step | None
-
-
 class ReasonerMatcher(Matcher):
     """Asleep during the reasoning, then the constraint's own matcher."""
 
     def __init__(self, shared: _Shared, inner: Matcher) -> None:
         self._shared, self._inner = shared, inner
         self.vocabulary = self._shared.reasoning.space.bits.vocabulary
-        self._place = _Place(False, (0,) * len(shared.reasoning.sequences), 0, 0)
-        self._last: _Step | None = None
+        self._position = _Position(False, (0,) * len(shared.reasoning.sequences), 0, 0)
+        self._last: Step[tuple[_Position, int]] | None = None  # and steps of the inner matcher
         self._borrowed = False  # whether a copy has the same inner matcher
         self.origin = inner.origin
 
     @property
     def asleep(self) -> bool:
         """Whether the reasoning has not ended yet."""
-        return not self._place.awake
+        return not self._position.awake
 
     def advance(self, token: int) -> bool:
-        if self._place.awake:
-            return self._inner.advance(token) and self._done(self._place, 1)
+        if self._position.awake:
+            return self._inner.advance(token) and self._done(self._position, 1)
         reasoning = self._shared.reasoning
         if not 0 <= token < reasoning.space.bits.width or not self.mask().allows(token):
             return False
         begun = tuple(
             _overlap(sequence, taken, token)
-            for sequence, taken in zip(reasoning.sequences, self._place.begun, strict=True)
+            for sequence, taken in zip(reasoning.sequences, self._position.begun, strict=True)
         )
         if any(taken == len(sequence) for sequence, taken in zip(reasoning.sequences, begun, strict=True)):
             self._wake()
-            return self._done(_Place(True, begun, 0, self._place.thought + 1), 0)
-        return self._listen(reasoning.space.texts[token], begun, 1)
+            return self._done(_Position(True, begun, 0, self._position.thought + 1), 0)
+        return self._reason(reasoning.space.texts[token], begun, 1)
 
     def advance_bytes(self, data: bytes) -> bool:
-        if self._place.awake:
-            return self._inner.advance_bytes(data) and self._done(self._place, 1)
+        if self._position.awake:
+            return self._inner.advance_bytes(data) and self._done(self._position, 1)
         if self._due() and data and self._due_text(data) is None:
             return False
-        begun = (0,) * len(self._place.begun) if data else self._place.begun
-        return self._listen(data, begun, 0)
+        begun = (0,) * len(self._position.begun) if data else self._position.begun
+        return self._reason(data, begun, 0)
 
-    def _listen(self, data: bytes, begun: tuple[int, ...], tokens: int) -> bool:
+    def _reason(self, data: bytes, begun: tuple[int, ...], tokens: int) -> bool:
         """Take text of the reasoning, and what comes after its end for the answer."""
-        state, rest = _heard(self._shared.reasoning.triggers, self._place.state, data)
-        thought = self._place.thought + tokens
+        state, rest = _after_end(self._shared.reasoning.triggers, self._position.state, data)
+        thought = self._position.thought + tokens
         if rest is None:
-            return self._done(_Place(False, begun, state, thought), 0)
+            return self._done(_Position(False, begun, state, thought), 0)
         self._wake()
         if rest and not self._inner.advance_bytes(rest):
             return False
-        return self._done(_Place(True, begun, 0, thought), 1 if rest else 0)
+        return self._done(_Position(True, begun, 0, thought), 1 if rest else 0)
 
     def _wake(self) -> None:
-        """The constraint's matcher will move: from here on it is this one's own."""
+        """The constraint's matcher will move: stop sharing it."""
         if self._borrowed:
             self._inner, self._borrowed = self._inner.copy(), False
 
-    def _done(self, place: _Place, inner: int) -> bool:
-        self._last = _Step(self._place, inner, self._last)
-        self._place = place
+    def _done(self, position: _Position, inner: int) -> bool:
+        self._last = Step((self._position, inner), self._last)
+        self._position = position
         return True
 
     def _due(self) -> bool:
-        """Whether nothing but the end of the reasoning may follow."""
+        """Whether only the end of the reasoning may follow."""
         budget = self._shared.budget
-        return budget is not None and self._place.thought >= budget
+        return budget is not None and self._position.thought >= budget
 
     def _due_text(self, data: bytes) -> bytes | None:
-        """What `data` leaves for the answer where the end's text is due; None if it is not (part of) it."""
+        """The part of `data` after the end's text, which is due; None if `data` does not fit it."""
         ending = self._ending()
         if ending.startswith(data):
             return b""
         return data[len(ending) :] if ending and data.startswith(ending) else None
 
     def _ending(self) -> bytes:
-        """The text that ends the reasoning soonest from here, b"" where it is ended by ids."""
+        """The text that ends the reasoning soonest from here, b"" if it is ended by ids."""
         triggers = self._shared.reasoning.triggers
-        if not triggers.words:
+        if not triggers.strings:
             return b""
-        left = triggers.remainders(self._place.state) or {triggers.words[0]}
+        left = triggers.remainders(self._position.state) or {triggers.strings[0]}
         return min(left, key=lambda word: (len(word), word))
 
     def mask(self) -> TokenMask:
-        if self._place.awake:
+        if self._position.awake:
             return self._inner.mask()
-        key = (self._place.begun, self._place.state, self._due())
-        found = self._shared.masks.get(key)
-        if found is None:
-            found = self._shared.masks[key] = self._due_mask() if key[2] else self._free_mask()
-        return found
+        key = (self._position.begun, self._position.state, self._due())
+        mask = self._shared.masks.get(key)
+        if mask is None:
+            mask = self._shared.masks[key] = self._due_mask() if key[2] else self._free_mask()
+        return mask
 
     def _free_mask(self) -> TokenMask:
-        """Everything but tokens that end the reasoning and go on with what the answer cannot begin with."""
+        """Everything but tokens that end the reasoning and continue with what the answer cannot begin
+        with."""
         reasoning = self._shared.reasoning
         bits = reasoning.free.copy()
-        if reasoning.triggers.words:
-            self._strike(bits, reasoning.space.holding(reasoning.triggers, self._place.state) & bits)
+        if reasoning.triggers.strings:
+            self._strike(bits, reasoning.space.holding(reasoning.triggers, self._position.state) & bits)
         return reasoning.space.bits.seal(bits)
 
     def _strike(self, bits: Bits, doubtful: Bits) -> None:
         reasoning, first = self._shared.reasoning, self._shared.first.copy()
         for data, token in reasoning.space.in_order(doubtful):
-            _, rest = _heard(reasoning.triggers, self._place.state, data)
+            _, rest = _after_end(reasoning.triggers, self._position.state, data)
             if rest:
                 if first.advance_bytes(rest):
                     first.rollback(1)
@@ -204,7 +197,7 @@ class ReasonerMatcher(Matcher):
         """The next token of the ids that end the reasoning, or tokens along the text that does."""
         reasoning = self._shared.reasoning
         if reasoning.sequences:
-            pairs = zip(reasoning.sequences, self._place.begun, strict=True)
+            pairs = zip(reasoning.sequences, self._position.begun, strict=True)
             sequence, taken = min(pairs, key=lambda pair: len(pair[0]) - pair[1])
             return reasoning.space.bits.listed([sequence[taken]])
         bits = reasoning.space.along(self._ending()).copy()
@@ -212,28 +205,28 @@ class ReasonerMatcher(Matcher):
         return reasoning.space.bits.seal(bits)
 
     def forced_bytes(self) -> bytes:
-        if self._place.awake:
+        if self._position.awake:
             return self._inner.forced_bytes()
         ids = self._shared.reasoning.sequences
         return self._ending() if self._due() and not ids else b""
 
     def may_stop(self) -> bool:
-        return self._place.awake and self._inner.may_stop()
+        return self._position.awake and self._inner.may_stop()
 
     def is_terminated(self) -> bool:
-        return self._place.awake and self._inner.is_terminated()
+        return self._position.awake and self._inner.is_terminated()
 
     def rollback(self, steps: int) -> None:
-        place, inner, last = self._back(steps)
+        inner = self._back(steps)
         if inner:
             self._inner.rollback(inner)
-        self._place, self._last = place, last
 
-    def _back(self, steps: int) -> tuple[_Place, int, _Step | None]:
-        place, inner, last = self._place, 0, self._last
-        for step in last_steps(self._last, steps):
-            place, inner, last = step.place, inner + step.inner, step.before
-        return place, inner, last
+    def _back(self, count: int) -> int:
+        """Go back `count` steps; the inner matcher's steps among them, which are left to the caller."""
+        steps = last_steps(self._last, count)
+        if steps:
+            (self._position, _), self._last = steps[-1]
+        return sum(step.state[1] for step in steps)
 
     def copy(self) -> ReasonerMatcher:
         if self.asleep:  # its constraint has not moved, and is copied when it does
@@ -241,15 +234,15 @@ class ReasonerMatcher(Matcher):
             twin._borrowed = self._borrowed = True
         else:
             twin = ReasonerMatcher(self._shared, self._inner.copy())
-        twin._place, twin._last = self._place, self._last
+        twin._position, twin._last = self._position, self._last
         return twin
 
     def undoable(self) -> int:
         """A constraint never takes reasoning back: its own steps are the last ones since it woke."""
-        return self._inner.undoable() if self._place.awake else 0
+        return self._inner.undoable() if self._position.awake else 0
 
     def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
-        if self._place.awake:
+        if self._position.awake:
             return (yield from self._inner.closing_steps(limit))
         end = self._end_ids()
         if end is None or len(end) > limit:
@@ -260,33 +253,25 @@ class ReasonerMatcher(Matcher):
         return None if rest is None else (*end, *rest)
 
     def _end_ids(self) -> tuple[int, ...] | None:
-        """Ids that end the reasoning soonest from here; for a text the fewest that spell it."""
+        """Ids that end the reasoning soonest from here."""
         reasoning = self._shared.reasoning
         if reasoning.sequences:
-            pairs = zip(reasoning.sequences, self._place.begun, strict=True)
+            pairs = zip(reasoning.sequences, self._position.begun, strict=True)
             return min((sequence[taken:] for sequence, taken in pairs), key=len)
-        made: list[int] = []
-        ending = self._ending()
-        while ending:
-            found = reasoning.space.longest(ending)
-            if found is None:
-                return None
-            made.append(found)
-            ending = ending[len(reasoning.space.texts[found]) :]
-        return tuple(made)
+        pieces = reasoning.space.bits.pieces(self._ending())
+        return None if pieces is None else tuple(pieces)
 
     def verdict(self) -> Rejection | None:
-        return self._inner.verdict() if self._place.awake else None
+        return self._inner.verdict() if self._position.awake else None
 
     def retract(self, rejection: Rejection) -> None:
-        # Every step since the constraint woke is one of its own; it never goes back further.
-        place, _, last = self._back(rejection.back)
+        # The constraint never goes back further than to the step in which it woke.
         self._inner.retract(rejection)
-        self._place, self._last = place, last
+        self._back(rejection.back)
 
 
 class AnyMatcher(Matcher):
-    """Whatever the model says, until it ends."""
+    """Allows everything, until an eos."""
 
     def __init__(self, space: TagSpace) -> None:
         self._space, self._ended = space, 0  # steps since the end, itself included
@@ -330,8 +315,8 @@ class AnyMatcher(Matcher):
         return twin
 
 
-def _heard(triggers: Triggers, state: int, data: bytes) -> tuple[int, bytes | None]:
-    """(state after `data`, None), or what is left of `data` after the first word that ends in it."""
+def _after_end(triggers: Triggers, state: int, data: bytes) -> tuple[int, bytes | None]:
+    """(state after `data`, None), or the rest of `data` after the first trigger that ends in it."""
     for at, byte in enumerate(data):
         state = triggers.step(state, byte)
         if triggers.ends[state]:
@@ -340,7 +325,7 @@ def _heard(triggers: Triggers, state: int, data: bytes) -> tuple[int, bytes | No
 
 
 def _overlap(sequence: tuple[int, ...], taken: int, token: int) -> int:
-    """How many ids of `sequence` the last ones are, after `taken` of them and then `token`."""
+    """How many of the first ids of `sequence` the last ids are, after `taken` of them and then `token`."""
     last = (*sequence[:taken], token)
     for size in range(min(len(last), len(sequence)), 0, -1):
         if last[-size:] == sequence[:size]:

@@ -1,9 +1,8 @@
-"""Search: where a text, read piece by piece, first holds a match of some patterns.
+"""Search: the first match of some patterns in a text that is read piece by piece.
 
-Patterns are `re`'s, and a match is found as soon as `re.search` over the text so far would find one, at the
-leftmost place where one begins. It never goes back over the text while it reads, so no pattern is slow: the
-automaton's states are made as they are visited, three at most per character read. A lone surrogate stands for
-a byte that is no text and counts as U+FFFD. It knows no tokens.
+A match is reported as soon as `re.search` over the text so far would find one, with the leftmost beginning.
+The text is never read again, so no pattern is slow: at most three states of the automaton are created per
+character. A lone surrogate stands for a byte that is no text and counts as U+FFFD.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from runtime.grammar.automata.automaton import MATCH, START, Limits, Meter, Nfa,
 from runtime.grammar.automata.charset import EVERYTHING, category
 from runtime.grammar.automata.regex_syntax import (
     Alt,
-    At,
     Chars,
     Node,
     Repeat,
@@ -36,11 +34,10 @@ _DEAD: tuple[frozenset[int], Any] = (frozenset(), START)
 
 
 class _Unanchored:
-    """The automaton of "anything, then `node`", its states made as they are visited: no pattern needs more
-    than a few per character read, however many it has. Not thread-safe.
+    """The automaton of "anything, then `node`", with states created as they are visited. Not thread-safe.
 
-    A state is an int; one that was made before reset() is carried over by its key. Acceptance is that of
-    `re.search` on what was read so far; a match ends at the last character, or one before it.
+    A state is an int; one from before reset() is carried over by its key. Acceptance is that of `re.search`
+    on the text so far; a match ends at the last character, or one before it.
     """
 
     def __init__(self, node: Node) -> None:
@@ -48,7 +45,7 @@ class _Unanchored:
         nfa = Nfa(self._meter)
         self.conditions = has_conditions(node)
         self._behind, end = -1, MATCH
-        if self.conditions:  # what holds at a place may show only with the character behind it
+        if self.conditions:  # whether they hold may depend on the next character
             self._behind = nfa.add(Repeat(_ANY, 0, None), MATCH)
             end = nfa.state(-1, (self._behind,))
         self._inner = nfa.add(node, end)
@@ -70,7 +67,7 @@ class _Unanchored:
         self._old: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """States made so far."""
+        """States created so far."""
         return self._subsets.count
 
     def key(self, state: int) -> Any:
@@ -103,30 +100,25 @@ class _Unanchored:
         return row
 
     def accepts(self, state: int) -> bool:
-        found = self._accepts.get(state)
-        if found is None:
-            found = self._accepts[state] = self._subsets.accepts(state)
-        return found
+        if state not in self._accepts:
+            self._accepts[state] = self._subsets.accepts(state)
+        return self._accepts[state]
 
     def under_way(self, before: int, char: str) -> bool:
-        """Whether a match that began by now may go on after `char`, read in the state `before`. (The state
-        after it does not tell: with "x*y" an x leads back to the first state.)"""
+        """Whether a match that began by now may continue after `char`, read in the state `before`. (The state
+        after it is not enough: with "x*y" an x leads back to the first state.)"""
         return bool(self._subsets.key(self.step(self.without_new(before), char))[0])
 
     def without_new(self, state: int) -> int:
         """The state in which a match may begin here or have begun before, and none begins later."""
-        found = self._old.get(state)
-        if found is None:
-            found = self._old[state] = self._without_new(state)
-        return found
-
-    def _without_new(self, state: int) -> int:
-        core, before = self._subsets.key(state)
-        if self.conditions:
-            core = frozenset(self._inner if place == self._loop else place for place in core)
-        else:
-            core = core - {self._body}
-        return self._subsets.enter((core, before))
+        if state not in self._old:
+            core, before = self._subsets.key(state)
+            if self.conditions:
+                core = frozenset(self._inner if one == self._loop else one for one in core)
+            else:
+                core = core - {self._body}
+            self._old[state] = self._subsets.enter((core, before))
+        return self._old[state]
 
     def ended_before(self, state: int) -> bool:
         """Whether, in an accepting state, the match ended before the last character."""
@@ -134,9 +126,9 @@ class _Unanchored:
 
 
 class Place(NamedTuple):
-    """How far a search has come. key: of the automaton's state; window: the characters since no match was
-    under way; base: key of the state where the window begins; held: how many of the last characters may turn
-    out to belong to a match."""
+    """The state of a search. key: of the automaton's state; window: the characters since no match was in
+    progress; base: key of the state at the beginning of the window; held: how many of the last characters may
+    belong to a match."""
 
     key: Any
     base: Any
@@ -145,9 +137,9 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """text: what matched; start: how many characters before the end of the piece just read it begins; after:
-    how many characters of the piece were not needed to find it."""
+class Match:
+    """start: how many characters before the end of the last piece it begins; after: how many characters of
+    the piece were not needed."""
 
     text: str
     start: int
@@ -155,10 +147,10 @@ class Found:
 
 
 class Search:
-    """A search for any of `patterns`. Shared by requests and threads.
+    """A search for any of `patterns`, shared by requests and threads.
 
-    Raises BadConstraint or UnsupportedConstraint: a pattern that is no regular expression, is none that can
-    be kept exactly, spells out to too much, or matches the empty text.
+    Raises BadConstraint or UnsupportedConstraint for a pattern that is not a regular expression, is not
+    supported exactly, is too large, or matches the empty text.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -182,12 +174,12 @@ class Search:
         first = self._automaton.key(0)
         self.begin = Place(first, first, "", 0)
 
-    def feed(self, place: Place, text: str) -> tuple[Place, Found | None]:
-        """Read on; the search ends where something is found."""
+    def feed(self, place: Place, text: str) -> tuple[Place, Match | None]:
+        """Read on; the search ends with a match."""
         with self._lock:
             return self._feed(place, text)
 
-    def _feed(self, place: Place, text: str) -> tuple[Place, Found | None]:
+    def _feed(self, place: Place, text: str) -> tuple[Place, Match | None]:
         automaton = self._automaton
         if len(automaton) > MAX_STATES:
             automaton.reset()
@@ -197,24 +189,25 @@ class Search:
             sooner, state = state, automaton.step(state, char)
             if automaton.accepts(state):
                 window = (place.window + text[: index + 1])[len(place.window) + begun :]
-                return place, self._found(base, window, automaton.ended_before(state), len(text) - index - 1)
+                return place, self._match(base, window, automaton.ended_before(state), len(text) - index - 1)
             if not automaton.under_way(sooner, char):
                 base, begun = automaton.key(state), index + 1
         window = text[begun:] if begun >= 0 else place.window + text
         held = min(len(window), int(min(self._longest, 1 << 40)))
         return Place(automaton.key(state), base, window, held), None
 
-    def _found(self, base: Any, window: str, ended_before: bool, after: int) -> Found:
-        """The leftmost match in `window`, which one ends with; `after`: characters of the piece behind it."""
+    def _match(self, base: Any, window: str, ended_before: bool, after: int) -> Match:
+        """The leftmost match in `window`, which ends with a match; `after`: characters of the piece after
+        it."""
         low, high = 0, len(window)
-        while low < high:  # whether a match begins at `middle` or before it
+        while low < high:  # does a match begin at `middle` or before it?
             middle = (low + high) // 2
             if self._begins(base, window, middle):
                 high = middle
             else:
                 low = middle + 1
         end = len(window) - ended_before
-        return Found(window[low : max(low, end)], after + len(window) - low, after)
+        return Match(window[low : max(low, end)], after + len(window) - low, after)
 
     def _begins(self, base: Any, window: str, last: int) -> bool:
         automaton = self._automaton
@@ -235,13 +228,13 @@ def _node(pattern: str) -> Node:
 
 
 def _longest(node: Node) -> float:
-    """Characters of the longest match; one more where a condition looks at the next one."""
+    """Characters of the longest match; one more if a condition depends on the next one."""
     match node:
-        case Chars() | At():
-            return 1
         case Seq(items):
             return sum(map(_longest, items))
         case Alt(options):
             return max(map(_longest, options), default=0)
         case Repeat(item, _, high):
             return float("inf") if high is None else high * _longest(item)
+        case _:
+            return 1

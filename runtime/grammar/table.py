@@ -1,18 +1,41 @@
-"""The grammar backends by name. A new one is a file and a line here."""
+"""The grammar backends by name, and "auto", which picks one for each constraint. A new backend is a file and
+a line here.
+"""
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from typing import Any
 
 from runtime.grammar.base import GrammarBackend, Matcher
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest, UnsupportedConstraint
-from runtime.protocol.registry import Registry
+from runtime.protocol.registry import MissingExtra, Registry
 from runtime.protocol.vocabulary import Vocabulary
+
+ORDER: dict[str, tuple[str, ...]] = {
+    "regex": ("outlines", "llguidance", "xgrammar"),
+    "choices": ("outlines", "llguidance"),
+    "json_schema": ("llguidance", "xgrammar"),
+    "ebnf": ("llguidance", "xgrammar"),
+    "structural_tag": ("llguidance", "xgrammar"),
+}
+"""Kind -> backends, best first. outlines keeps exactly what re.fullmatch accepts, with the fastest masks;
+llguidance reads schemas by their standard and compiles at once; xgrammar is last, because its import brings
+torch. Schemas do not go to outlines: a regular expression keeps a part of them only."""
+
+_WHY = {
+    "regex": "keeps exactly what re.fullmatch accepts",
+    "choices": "keeps choices exactly",
+    "json_schema": "keeps JSON Schema by its standard",
+    "ebnf": "takes Lark and EBNF",
+    "structural_tag": "takes structural tags",
+}
 
 
 class NoGrammarBackend(GrammarBackend):
-    """For an engine that is to take no constraints at all: each is refused."""
+    """For an engine without constraints: each is refused."""
 
     name = "none"
 
@@ -24,10 +47,59 @@ class NoGrammarBackend(GrammarBackend):
         )
 
 
+class AutoGrammarBackend(GrammarBackend):
+    """The first backend of ORDER that does not refuse keeps the constraint.
+
+    `options` go to the backends that know them (their OPTIONS). Backends are created when first needed.
+    """
+
+    name = "auto"
+    OPTIONS = frozenset({"whitespace", "schema_format", "parser_limits", "limits", "grammar_cache_dir"})
+
+    def __init__(self, vocabulary: Vocabulary, **options: object) -> None:
+        super().__init__(vocabulary)
+        self._options = options
+        self._backends: dict[str, GrammarBackend] = {}
+        self._lock = threading.Lock()
+
+    def _backend(self, name: str) -> GrammarBackend:
+        with self._lock:
+            if name not in self._backends:
+                kind = GRAMMAR_BACKENDS.load(name)
+                known = {key: value for key, value in self._options.items() if key in kind.OPTIONS}
+                self._backends[name] = kind(self.vocabulary, **known)
+            return self._backends[name]
+
+    def compile(self, constraint: Constraint) -> Matcher:
+        refusals: list[str] = []
+        first: UnsupportedConstraint | None = None
+        for name in ORDER[constraint.kind]:
+            if name not in GRAMMAR_BACKENDS:
+                continue
+            try:
+                matcher = self._backend(name).compile(constraint)
+            except UnsupportedConstraint as error:
+                first = first or error
+                refusals.append(f"{name}: {error.message}")
+                continue
+            except MissingExtra as error:
+                refusals.append(f"{name}: {error}")
+                continue
+            why = _WHY[constraint.kind] if not refusals else "; ".join(["others refused", *refusals])
+            matcher.origin = replace(matcher.origin, backend=name, why=why)
+            return matcher
+        if first is not None:
+            raise first
+        raise UnsupportedConstraint(
+            "no grammar backend takes this kind of constraint" + "".join(f"; {text}" for text in refusals),
+            where=constraint.kind,
+        )
+
+
 GRAMMAR_BACKENDS: Registry[type[GrammarBackend]] = Registry(
     "grammar backend",
     {
-        "auto": "runtime.grammar.backends.auto:AutoGrammarBackend",
+        "auto": "runtime.grammar.table:AutoGrammarBackend",
         "llguidance": "runtime.grammar.backends.llguidance_backend:LLGuidanceBackend",
         "outlines": "runtime.grammar.backends.outlines_backend:OutlinesGrammarBackend",
         "xgrammar": "runtime.grammar.backends.xgrammar_backend:XGrammarBackend",
@@ -38,11 +110,8 @@ GRAMMAR_BACKENDS: Registry[type[GrammarBackend]] = Registry(
 
 
 def make_backend(name: str, vocabulary: Vocabulary, **options: Any) -> GrammarBackend:
-    """The backend called `name` ("auto" asks several in turn) for a vocabulary.
-
-    `options` are its settings, for instance whitespace="compact" for JSON. Raises UnknownName, MissingExtra,
-    or BadRequest for a setting that the backend does not have.
-    """
+    """The backend called `name` for a vocabulary, with its settings, for instance whitespace="compact" for
+    JSON. Raises UnknownName, MissingExtra, or BadRequest for a setting that the backend does not have."""
     kind = GRAMMAR_BACKENDS.load(name)
     for option in options:
         if option not in kind.OPTIONS:

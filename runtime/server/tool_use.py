@@ -20,7 +20,7 @@ import msgspec
 from runtime.formats.tools.constraints import ToolConstraint, calls_or_json, structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
 from runtime.formats.tools.types import Tool, tools_of
-from runtime.grammar.json_schema.source import ANY_JSON
+from runtime.grammar.json_schema.document import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.protocol.model_info import ModelInfo

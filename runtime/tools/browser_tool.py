@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.formats.tools.types import Tool
 from runtime.tools.documents import Documents, NotReadable
-from runtime.tools.tool_server import ToolNamespace, ToolResult
+from runtime.tools.tool_server import ToolNamespace, ToolResult, ToolSession
 
 LINES, MOST_LINES, WIDTH = 50, 200, 120
 RESULTS, MOST_RESULTS = 5, 20
@@ -70,7 +70,7 @@ class BrowserTool:
         yield BrowserSession(self._documents, self._timeout_s)
 
 
-class BrowserSession:
+class BrowserSession(ToolSession):
     """The pages are numbered in the order in which they were shown; the newest MOST_PAGES are kept."""
 
     def __init__(self, documents: Documents, timeout_s: float) -> None:

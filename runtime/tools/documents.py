@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -52,11 +53,13 @@ class Hit:
     snippet: str
 
 
-class Documents(Protocol):
+class Documents(ABC):
     """Both methods raise NotReadable."""
 
+    @abstractmethod
     async def search(self, query: str, most: int) -> list[Hit]: ...
 
+    @abstractmethod
     async def read(self, location: str) -> Document: ...
 
 
@@ -67,7 +70,7 @@ def documents_of(source: str) -> Documents:
     return Folder(Path(source))
 
 
-class Folder:
+class Folder(Documents):
     """Text, Markdown and HTML files of a folder, read at the first search. Raises BadRequest."""
 
     def __init__(self, root: Path) -> None:
@@ -86,7 +89,7 @@ class Folder:
             raise NotReadable(f"there is no document {location!r}") from None
 
     def _search(self, query: str, most: int) -> list[Hit]:
-        terms = set(words_of(query))
+        terms = set(terms_of(query))
         documents = self._index.ranked(terms)[:most]
         return [Hit(one.location, one.title, _snippet(one.text, terms)) for one in documents]
 
@@ -110,7 +113,7 @@ class _Index:
     def __init__(self, documents: dict[str, Document]) -> None:
         self.documents = documents
         self._counts = {
-            location: Counter(words_of(f"{one.location} {one.title}\n{one.text}"))
+            location: Counter(terms_of(f"{one.location} {one.title}\n{one.text}"))
             for location, one in documents.items()
         }
         self._sizes = {location: sum(count.values()) for location, count in self._counts.items()}
@@ -133,17 +136,17 @@ class _Index:
         return score
 
 
-class SearchEngine:
+class SearchEngine(Documents):
     """`template`: a URL with {query} that answers {"results": [{"url", "title", "content"}]}, as SearXNG does
     with format=json. Pages are fetched only from the engine's own host and from public addresses: the results
     are not trusted. Raises BadRequest."""
 
     def __init__(self, template: str) -> None:
         try:
-            self._own = _server(httpx.URL(template))
+            self._origin = _server(httpx.URL(template))
         except httpx.InvalidURL as error:
             raise BadRequest(f"is not a URL: {error}", where="tool_documents") from None
-        if "{query}" not in template or not self._own[1]:
+        if "{query}" not in template or not self._origin[1]:
             raise BadRequest(f"a search URL has {{query}} in it, {template!r} not", where="tool_documents")
         self._template = template
 
@@ -172,7 +175,7 @@ class SearchEngine:
                 accept="text/*, application/json, */*;q=0.5",
                 most_bytes=MOST_BYTES,
                 timeout_s=TIMEOUT_S,
-                trusts=lambda address: _server(address) == self._own,
+                trusts=lambda address: _server(address) == self._origin,
             )
         except NotFetched as error:
             raise NotReadable(f"{url[:200]!r} {error}") from error
@@ -185,7 +188,7 @@ def _server(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-def words_of(text: str) -> list[str]:
+def terms_of(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
@@ -202,7 +205,7 @@ def document(location: str, text: str, is_html: bool) -> Document:
 
 def _snippet(text: str, terms: set[str]) -> str:
     """The line with the most terms."""
-    best = max(text.splitlines(), key=lambda line: len(terms & set(words_of(line))), default="")
+    best = max(text.splitlines(), key=lambda line: len(terms & set(terms_of(line))), default="")
     return " ".join(best.split())[:SNIPPET]
 
 

@@ -122,7 +122,7 @@ class MCPToolServer(ToolServer):
             await session.close()
 
 
-class _McpSession:
+class _McpSession(ToolSession):
     """Connects at the first call, and reconnects after a connection broke.
 
     The SDK's connections must be opened and closed by one task, so each lives in a task of its own.

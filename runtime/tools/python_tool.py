@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from runtime.formats.tools.types import Tool
-from runtime.tools.tool_server import ToolNamespace, ToolResult
+from runtime.tools.tool_server import ToolNamespace, ToolResult, ToolSession
 
 log = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _REFUSED = 97
-NOBODY = 65534
+UNPRIVILEGED_ID = 65534
 MOST_CODE = 1 << 20
 """The most characters of code."""
 WATCH_S = 0.2
@@ -69,7 +69,7 @@ class PythonTool:
             await asyncio.to_thread(_remove, folder)
 
 
-class PythonSession:
+class PythonSession(ToolSession):
     """Calls run one after another in one folder."""
 
     def __init__(self, folder: str, limits: PythonLimits) -> None:
@@ -166,9 +166,10 @@ class PythonSession:
 
 
 def _give(folder: str) -> None:
-    """Give the folder to the user that runs the code: if this process is root, that is `nobody`."""
+    """Give the folder to the user that runs the code, which is an unprivileged one if this process is
+    root."""
     if os.geteuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
+        os.chown(folder, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
 
 def _remove(folder: str) -> None:

@@ -25,7 +25,7 @@ _REFUSED = 97
 _NEW_USER, _NEW_PID, _NEW_NET, _NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 _NEW_MOUNTS = 0x00020000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_NOBODY = 65534
+_UNPRIVILEGED_ID = 65534
 _ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 """The kernel's number of the architecture, and of its system call `socket`."""
 _IO_URING_SETUP = 425
@@ -151,8 +151,8 @@ def main() -> None:
         _show_python(folder)
         # The limit on processes does not apply to the system's root.
         os.setgroups([])
-        os.setgid(_NOBODY)
-        os.setuid(_NOBODY)
+        os.setgid(_UNPRIVILEGED_ID)
+        os.setuid(_UNPRIVILEGED_ID)
     try:
         # If memory runs out, the system kills the code first, not the server.
         with open("/proc/self/oom_score_adj", "w") as file:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.formats.tools.types import Tool
 from runtime.protocol.errors import ToolServerError
@@ -33,12 +33,12 @@ class ToolResult:
     structured: Any = None
 
 
-class ToolSession(Protocol):
+class ToolSession(ABC):
     """One connection to a tool. It keeps its own state between calls (a browser's page, variables)."""
 
+    @abstractmethod
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Run a tool. If it fails, times out or is unknown, or the connection breaks, the result says so."""
-        ...
 
 
 class ToolServer(ABC):

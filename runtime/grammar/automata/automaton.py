@@ -1,9 +1,7 @@
-"""A language tree becomes a deterministic automaton over classes of characters, within a budget.
+"""A deterministic automaton over classes of characters for a language tree, built within limits.
 
-Thompson's construction, then subset construction (Rabin & Scott 1959). Characters that no part of the
-pattern tells apart share one class, so `.` or a Unicode category costs one transition. Everything is
-counted against `Limits` before or while it is built: no pattern can take more time or memory than they say.
-It does not know bytes.
+Thompson's construction, then subset construction (Rabin & Scott 1959). Characters that the pattern does not
+distinguish share a class, so `.` or a Unicode category costs one transition.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from runtime.grammar.automata.regex_syntax import (
     AtKind,
     Chars,
     Node,
+    Ref,
     Repeat,
     Seq,
     has_conditions,
@@ -34,9 +33,8 @@ from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one constraint may cost. positions: characters of the pattern with counts written out; states:
-    of the automaton; table_bytes: of its transition table; work: elementary steps (about 2-4 million a
-    second); seconds: of the thread's own processor time, so that a busy machine refuses nothing."""
+    """Limits of compiling one constraint. positions: characters of the pattern with counts written out; work:
+    elementary steps (2 to 4 million a second); seconds: CPU time of the thread."""
 
     positions: int = 100_000
     states: int = 40_000
@@ -48,8 +46,8 @@ class Limits:
 class Meter:
     """Counts one compilation, by one thread, against its limits."""
 
-    def __init__(self, limits: Limits, where: str = "regex") -> None:
-        self.limits, self._where = limits, where
+    def __init__(self, limits: Limits, kind: str = "regex") -> None:
+        self.limits, self._kind = limits, kind
         self._work = 0
         self._ends = time.thread_time() + limits.seconds
         self._look = 0
@@ -73,7 +71,7 @@ class Meter:
 
     def too_large(self, what: str) -> UnsupportedConstraint:
         hint = "use smaller counts or fewer alternatives"
-        return UnsupportedConstraint(f"the constraint {what}", where=self._where, hint=hint)
+        return UnsupportedConstraint(f"the constraint {what}", where=self._kind, hint=hint)
 
 
 class CharDfa(NamedTuple):
@@ -170,6 +168,8 @@ class Nfa:
                 return self.state(-1, tuple(self.add(option, then) for option in options))
             case Repeat(item, low, high):
                 return self._repeat(item, low, high, then)
+            case Ref():
+                raise AssertionError("a pattern refers to no rules")
 
     def _repeat(self, item: Node, low: int, high: int | None, then: int) -> int:
         entry = then
@@ -188,7 +188,7 @@ class Nfa:
 
 
 class _Next(NamedTuple):
-    """What stands right after a place: the end, or a character with these properties."""
+    """The next character after a position: the end, or a character with these properties."""
 
     end: bool
     newline: bool
@@ -211,9 +211,9 @@ _NO_EDGE_IN_NOTHING = re.fullmatch(r"\B", "") is not None
 
 
 class Subsets:
-    """Subset construction. With conditions, a state also remembers what came before, and its empty steps
-    are taken anew for each kind of next character. `$` may look past a last newline: states are numbered
-    again in a second region "that newline must come now" and a third "the end must come now"."""
+    """Subset construction. With conditions, a state also remembers what came before, and its closure is
+    computed for each kind of next character. `$` may look past a last newline: states are numbered again in a
+    second region "that newline must come now" and a third "the end must come now"."""
 
     def __init__(
         self,
@@ -298,34 +298,34 @@ class Subsets:
     def _closure(self, state: int) -> frozenset[int]:
         """States that take a character, or match, behind empty steps from `state`. Only without
         conditions."""
-        found = self._closures.get(state)
-        if found is None:
+        known = self._closures.get(state)
+        if known is None:
             char, on = self._nfa.char, self._nfa.on
             stack, seen, ends = [state], {state}, []
             while stack:
-                place = stack.pop()
-                if place == MATCH or char[place] >= 0:
-                    ends.append(place)
+                at = stack.pop()
+                if at == MATCH or char[at] >= 0:
+                    ends.append(at)
                     continue
-                for following in on[place]:
+                for following in on[at]:
                     if following not in seen:
                         seen.add(following)
                         stack.append(following)
             self._meter.spend(len(seen))
-            found = self._closures[state] = frozenset(ends)
-        return found
+            known = self._closures[state] = frozenset(ends)
+        return known
 
     def _walk(self, core: Iterable[int], before: Before, kind: _Next) -> set[int]:
         size, nfa = self._size, self._nfa
         stack, seen, ends = list(core), set(core), set()
         while stack:
-            place = stack.pop()
-            region, state = divmod(place, size)
+            at = stack.pop()
+            region, state = divmod(at, size)
             if region == 2 and not kind.end:
                 continue
             condition = nfa.at[state]
             if state == MATCH or nfa.char[state] >= 0:
-                ends.add(place)
+                ends.add(at)
                 continue
             if condition is not None:
                 if condition == "end" and kind.newline and region == 0:
@@ -333,26 +333,26 @@ class Subsets:
                 elif not (region == 1 and condition == "end") and not _holds(condition, before, kind):
                     continue
             for following in nfa.on[state]:
-                place = region * size + following
-                if place not in seen:
-                    seen.add(place)
-                    stack.append(place)
+                at = region * size + following
+                if at not in seen:
+                    seen.add(at)
+                    stack.append(at)
         self._meter.spend(len(seen))
         return {MATCH if end % size == MATCH and kind.end else end for end in ends}
 
     def _expand(
-        self, places: Iterable[int], kind: _Next, row: list[tuple[npt.NDArray[np.intp], int]]
+        self, numbered: Iterable[int], kind: _Next, row: list[tuple[npt.NDArray[np.intp], int]]
     ) -> None:
         """Add the transitions for next characters of one kind to `row`."""
         size, nfa = self._size, self._nfa
         targets: dict[int, list[int]] = {}
         count = 0
-        for place in places:
-            region, state = divmod(place, size)
-            taken = nfa.char[state]
-            if taken >= 0:
+        for at in numbered:
+            region, state = divmod(at, size)
+            chars = nfa.char[state]
+            if chars >= 0:
                 count += 1
-                targets.setdefault(taken, []).append(nfa.on[state][0] + (2 * size if region else 0))
+                targets.setdefault(chars, []).append(nfa.on[state][0] + (2 * size if region else 0))
         self._meter.spend(count + 1)
         for members, classes in self._split(kind, tuple(sorted(targets))):
             core = frozenset(target for member in members for target in targets[member])
@@ -364,8 +364,8 @@ class Subsets:
         self, kind: _Next, sets: tuple[int, ...]
     ) -> list[tuple[tuple[int, ...], npt.NDArray[np.intp]]]:
         """Classes of the group `kind`, grouped by which of `sets` they are in."""
-        found = self._splits.get((kind, sets))
-        if found is None:
+        known = self._splits.get((kind, sets))
+        if known is None:
             group = self._groups[kind]
             by_class: dict[int, list[int]] = {}
             for number in sets:
@@ -375,11 +375,11 @@ class Subsets:
             for cell, members in by_class.items():
                 together.setdefault(tuple(members), []).append(cell)
             self._meter.spend(sum(map(len, by_class.values())))
-            found = [
+            known = [
                 (members, np.array(sorted(classes), dtype=np.intp)) for members, classes in together.items()
             ]
-            self._splits[kind, sets] = found
-        return found
+            self._splits[kind, sets] = known
+        return known
 
     def _finish(self, rows: list[list[tuple[npt.NDArray[np.intp], int]]], accepting: list[bool]) -> CharDfa:
         """Drop the states that lead nowhere, and make the table."""

@@ -1,7 +1,5 @@
-"""Sets of code points as sorted ranges, and what Python's `re` means by a class, a category or "ignore case".
-
-Membership of categories and of case-insensitive classes is asked of `re` itself, so that it is the same by
-construction. It knows nothing of bytes, automata or whole patterns.
+"""Sets of code points as sorted ranges, and what Python's `re` means by a class, a category or "ignore case",
+by asking `re` itself.
 """
 
 from __future__ import annotations
@@ -9,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -58,9 +57,13 @@ def points(values: Iterable[int]) -> Ranges:
 @lru_cache(maxsize=16)
 def category(escape: str, ascii_only: bool) -> Ranges:
     r"""Code points that a category escape such as ``\w`` matches."""
+    return matching(re.compile(f"{escape}+", re.ASCII if ascii_only else re.UNICODE))
+
+
+def matching(expression: Any) -> Ranges:
+    """Code points that a compiled expression, a class repeated, matches."""
     text = np.arange(LAST + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
-    found = re.finditer(f"{escape}+", text, re.ASCII if ascii_only else re.UNICODE)
-    return tuple((match.start(), match.end() - 1) for match in found)
+    return tuple((match.start(), match.end() - 1) for match in expression.finditer(text))
 
 
 @lru_cache(maxsize=1)

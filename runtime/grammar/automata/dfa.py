@@ -1,8 +1,7 @@
-"""ByteDfa: the byte-level automaton of a constraint; and compiling a regular expression or a list of choices.
+"""ByteDfa: the automaton over bytes of a regular expression or a list of choices.
 
-A state is one int: (state of the character automaton) * nodes + (node of the UTF-8 table), so that the
-product is never written out: a length bound of thousands of Unicode characters costs one small row each. It
-does not know tokens.
+A state is one int: (state of the character automaton) * nodes + (node of the UTF-8 table), so the product is
+never written out and a length bound of thousands of Unicode characters costs one small row each.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.automata.automaton import Limits, Meter, build
-from runtime.grammar.automata.byte_automaton import DEAD, ByteAutomaton
 from runtime.grammar.automata.regex_syntax import Node, parse
 from runtime.grammar.automata.utf8 import utf8_table
 from runtime.protocol.errors import BadConstraint
@@ -26,48 +24,57 @@ from runtime.protocol.errors import BadConstraint
 DEFAULT_LIMITS = Limits()
 MAX_PATTERN = 1 << 17
 """Characters of a pattern; longer ones would take seconds in `re`'s own parser."""
-_PRODUCT_LIMIT = 1 << 21
+DEAD = -1
+"""No state."""
+LONGEST_FORCED = 1 << 14
+"""Bytes of one forced path; a longer one continues from its end."""
+_FORCED_KEPT = 4096
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SETS = 16
 """Sets of bytes, the most common ones, of which one is chosen for a run."""
 
 
 class Run(NamedTuple):
-    """Characters that many states do not tell apart: a repeat of a wide class is a chain of such states.
+    """Characters that many states do not distinguish: a repeat of a wide class is a chain of such states.
 
-    classes: bool [classes + 1], those of the characters. after: int [character states], the one to which
-    each of them leads, -1 where not all of them lead to the same one. ends: bool [character states], where
-    none of them leads on."""
+    classes: bool [classes + 1], those of the characters. after: int [character states], the state to which
+    all of them lead, else -1. ends: bool [character states], whether none of them leads on."""
 
     classes: npt.NDArray[np.bool_]
     after: npt.NDArray[np.int64]
     ends: npt.NDArray[np.bool_]
 
     def chain(self, state: int, most: int) -> list[int]:
-        """The character states from `state` on along the run, at most `most` of them; [] where it ends
-        before that in a state from which some of its characters lead on."""
-        found, after = [state], self.after.item
-        while len(found) < most and (following := after(state)) >= 0:
+        """The character states from `state` on along the run, at most `most`; [] if it ends before that in a
+        state from which some of its characters lead on."""
+        states, after = [state], self.after.item
+        while len(states) < most and (following := after(state)) >= 0:
             state = following
-            found.append(state)
-        return found if len(found) == most or self.ends[state] else []
+            states.append(state)
+        return states if len(states) == most or self.ends[state] else []
 
 
 @dataclass(frozen=True, eq=False)
-class ByteDfa(ByteAutomaton):
+class ByteDfa:
     """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1. utf8: int32 [nodes, 256],
-    see utf8_table. accepting: bool [states]. Immutable, shared by threads. The first state is 0; DEAD is no
-    state."""
+    see utf8_table. accepting: bool [states]. The first state is 0, and every state can reach a match.
+    Immutable but for its caches; shared by threads."""
 
     delta: npt.NDArray[np.int32]
     utf8: npt.NDArray[np.int32]
     accepting: npt.NDArray[np.bool_]
     intervals: tuple[tuple[int, int, int], ...] = ()
-    """(first, last, class) of code points, as CharDfa's; empty where classes are bytes."""
+    """(first, last, class) of code points, as CharDfa's; empty if classes are bytes."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nodes", len(self.utf8))
-        object.__setattr__(self, "classes", self.delta.shape[1] - 1)
+    @cached_property
+    def nodes(self) -> int:
+        """state % nodes == 0 between two characters, and only there."""
+        return len(self.utf8)
+
+    @cached_property
+    def classes(self) -> int:
+        """Kinds of characters that are distinguished."""
+        return int(self.delta.shape[1]) - 1
 
     @cached_property
     def pattern_of(self) -> npt.NDArray[np.intp]:
@@ -104,27 +111,6 @@ class ByteDfa(ByteAutomaton):
         ]
         return np.array(kinds, dtype=np.intp)
 
-    @cached_property
-    def product(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]] | None:
-        """The written-out byte automaton, where it is small: (kind of each byte [256], the state after each
-        kind [states * nodes, kinds], DEAD where not allowed); else None."""
-        kind_of = self.kind_of
-        firsts = np.unique(kind_of, return_index=True)[1]
-        states, nodes, kinds = len(self.delta), self.nodes, len(firsts)
-        if states * nodes * kinds > _PRODUCT_LIMIT:
-            return None
-        entries = self.utf8[:, firsts]
-        leaf = entries < 0
-        after = self.delta[:, np.where(leaf, ~entries, -1)]
-        inner = np.where(leaf, 0, entries)
-        here = np.arange(states, dtype=np.int32)[:, None, None] * nodes + inner
-        table = np.where(
-            leaf,
-            np.where(after >= 0, after * nodes, DEAD),
-            np.where(self.open_nodes[self.pattern_of][:, inner], here, DEAD),
-        )
-        return kind_of - kind_of.min(), table.reshape(states * nodes, kinds).astype(np.int32)
-
     def step(self, state: int, byte: int) -> int:
         """The state after one byte, or DEAD."""
         at, node = divmod(state, self.nodes)
@@ -145,7 +131,7 @@ class ByteDfa(ByteAutomaton):
         return node == 0 and not self.open_nodes[self.pattern_of[at], 0]
 
     def following(self, state: int) -> npt.NDArray[np.int64]:
-        """int64 [256]: the state after each byte, DEAD where it is not allowed."""
+        """int64 [256]: the state after each byte, or DEAD."""
         at, node = divmod(state, self.nodes)
         entries = self.utf8[node].astype(np.int64)
         leaf = entries < 0
@@ -153,6 +139,43 @@ class ByteDfa(ByteAutomaton):
         inner = leaf | self.open_nodes[self.pattern_of[at], np.where(leaf, 0, entries)]
         return np.where(leaf, np.where(after >= 0, after * self.nodes, DEAD),
                         np.where(inner, at * self.nodes + entries, DEAD))  # fmt: skip
+
+    def walk(self, state: int, data: bytes) -> int:
+        """The state after all of `data`, or DEAD."""
+        for byte in data:
+            state = self.step(state, byte)
+            if state == DEAD:
+                return DEAD
+        return state
+
+    def next_bytes(self, state: int) -> list[int]:
+        return [int(byte) for byte in np.flatnonzero(self.following(state) != DEAD)]
+
+    def only_byte(self, state: int) -> tuple[int, int] | None:
+        """(byte, state after it) if exactly one byte may follow and stopping is not allowed."""
+        if self.accepts(state):
+            return None
+        after = self.following(state)
+        ways = np.flatnonzero(after != DEAD)
+        return (int(ways[0]), int(after[ways[0]])) if len(ways) == 1 else None
+
+    @cached_property
+    def _forced(self) -> dict[int, tuple[bytes, int]]:
+        return {}
+
+    def forced(self, state: int) -> tuple[bytes, int]:
+        """The longest unique byte path from `state`, of at most LONGEST_FORCED bytes, and the state at its
+        end. A match ends the path."""
+        known = self._forced.get(state)
+        if known is None:
+            if len(self._forced) >= _FORCED_KEPT:
+                self._forced.clear()
+            path, at = bytearray(), state
+            while len(path) < LONGEST_FORCED and (only := self.only_byte(at)) is not None:
+                path.append(only[0])
+                at = only[1]
+            known = self._forced[state] = bytes(path), at
+        return known
 
     @property
     def nbytes(self) -> int:
@@ -167,13 +190,13 @@ class ByteDfa(ByteAutomaton):
         return digest.digest()
 
     def width(self, state: int) -> int:
-        """The most ASCII bytes that lead from `state` to one and the same; 0 in the middle of a character."""
+        """The most ASCII bytes that lead from `state` to a common one; 0 inside of a character."""
         at, node = divmod(state, self.nodes)
         return 0 if node else int(self._widths[0][at])
 
     def alike(self, steps: int) -> npt.NDArray[np.uint64]:
-        """uint64 [character states]: equal digests for states from which the same texts of up to `steps`
-        characters lead on. The states of a long repeat are alike up to its end."""
+        """uint64 [character states]: equal digests for states that allow the same texts of up to `steps`
+        characters, such as the states of a long repeat up to its end."""
         width = self.delta.shape[1]
         # Not of numpy.random, whose import takes longer than all of this.
         weights = np.arange(1, width + 1, dtype=np.uint64) * _MIX
@@ -218,8 +241,8 @@ class ByteDfa(ByteAutomaton):
         return widths, after
 
     def runs(self, least: int) -> list[Run]:
-        """One run that serves most of the states whose width() is `least` or more, for as many characters as
-        possible; and where it does not serve all of them to their ends, the run of no characters."""
+        """One run for most of the states whose width() is `least` or more, with as many characters as
+        possible; and the run of no characters, unless the first serves all of them to their ends."""
         widths, after = self._widths
         wide = np.flatnonzero(widths >= least)
         if not len(wide):
@@ -289,9 +312,7 @@ def compile_choices(options: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> 
     ends: set[int] = set()
     path, previous, states = [0], b"", 1
     for text in texts:
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(previous, text)) if a != b), min(len(previous), len(text))
-        )
+        shared = shared_prefix(previous, text)
         del path[shared + 1 :]
         meter.spend(1)
         for byte in text[shared:]:
@@ -311,6 +332,16 @@ def compile_choices(options: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> 
     for byte, number in used.items():
         entries[0, byte] = ~number
     return ByteDfa(delta, entries, accepting)
+
+
+def shared_prefix(one: bytes, other: bytes) -> int:
+    """How many bytes two texts begin with in common."""
+    size = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        size += 1
+    return size
 
 
 def _nodes_below(utf8: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.bool_]:

@@ -1,27 +1,35 @@
-"""Python regular expressions as a small tree of languages: what `re.fullmatch` accepts, and nothing else.
+"""Trees of languages, and Python regular expressions read into them and spelled for Rust's regex crates.
 
-`re`'s own parser reads the pattern, so precedence, flags, escapes and errors are Python's. What no regular
-language can express exactly here (look-around, back references, atomic groups) is refused by name and
-offset. It does not know automata or bytes.
+`re`'s own parser reads a pattern, so precedence, flags, escapes and errors are Python's. What is not a
+regular language (look-around, back references, atomic groups) is refused with its offset.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Literal
 
-from runtime.grammar.automata.charset import EVERYTHING, Ranges, category, complement, ignoring_case, union
+from runtime.grammar.automata.charset import (
+    EVERYTHING,
+    SURROGATES,
+    Ranges,
+    category,
+    complement,
+    difference,
+    ignoring_case,
+    union,
+)
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 AtKind = Literal[
     "begin", "begin_line", "end", "end_line", "end_string", "edge", "no_edge", "edge_a", "no_edge_a"
 ]
-"""A place between two characters. edge = word boundary, `_a` = by ASCII words."""
+"""A position between two characters. edge = word boundary, `_a` = by ASCII words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,57 @@ class At:
     kind: AtKind
 
 
-Node = Chars | Seq | Alt | Repeat | At
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A rule of a grammar."""
+
+    name: str
+
+
+Node = Chars | Seq | Alt | Repeat | At | Ref
 EMPTY = Seq(())
+NOTHING = r"[^\s\S]"
+"""The empty language, as a Rust pattern."""
+
+
+def parts_of(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Seq(items) | Alt(items):
+            return items
+        case Repeat(item):
+            return (item,)
+        case _:
+            return ()
+
+
+def nodes_of(node: Node) -> Iterator[Node]:
+    """`node` and all nodes below it."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(parts_of(node)))
+
+
+def has_conditions(node: Node) -> bool:
+    return any(isinstance(one, At) for one in nodes_of(node))
+
+
+def without_conditions(node: Node) -> Node:
+    """`node` itself. Raises UnsupportedConstraint if it contains a condition on neighbouring characters."""
+    for one in nodes_of(node):
+        if isinstance(one, At):
+            raise _unsupported_condition(one)
+    return node
+
+
+def _unsupported_condition(node: At) -> UnsupportedConstraint:
+    return UnsupportedConstraint(
+        f"a condition on neighbouring characters ({node.kind}) inside of the pattern is not kept",
+        where="regex",
+        hint='grammar backend "outlines" keeps it',
+    )
+
 
 _TYPE_FLAGS = int(re.ASCII | re.LOCALE | re.UNICODE)
 _NOT_NEWLINE: Ranges = complement(((10, 10),))
@@ -148,7 +205,7 @@ class _Reader:
         low, high, tree = value
         return repeat(self.read(tree, flags), int(low), None if high is sre.MAXREPEAT else int(high))
 
-    def _at(self, where: Any, flags: int) -> Node:
+    def _at(self, code: Any, flags: int) -> Node:
         lines, ascii_only = bool(flags & re.MULTILINE), bool(flags & re.ASCII)
         kinds: dict[Any, AtKind] = {
             sre.AT_BEGINNING: "begin_line" if lines else "begin",
@@ -158,7 +215,7 @@ class _Reader:
             sre.AT_BOUNDARY: "edge_a" if ascii_only else "edge",
             sre.AT_NON_BOUNDARY: "no_edge_a" if ascii_only else "no_edge",
         }
-        return At(kinds[where])
+        return At(kinds[code])
 
     @staticmethod
     def _chars(items: list[tuple[Any, Any]], flags: int) -> Node:
@@ -191,10 +248,10 @@ def _united(parts: tuple[Ranges, ...], negated: bool) -> Ranges:
 
 def _offset(pattern: str, spelling: str) -> int | None:
     """Where `spelling` first stands in `pattern` outside of classes and escapes."""
-    wanted = re.compile(spelling)
+    expression = re.compile(spelling)
     at, in_class = 0, False
     while at < len(pattern):
-        if not in_class and wanted.match(pattern, at):
+        if not in_class and expression.match(pattern, at):
             return at
         if pattern[at] == "\\":
             at += 1
@@ -211,7 +268,7 @@ def _offset(pattern: str, spelling: str) -> int | None:
 
 
 def repeat(item: Node, low: int, high: int | None) -> Node:
-    """`item` repeated; a repeat of a repeat becomes one where the counts leave no gaps."""
+    """`item` repeated; a repeat of a repeat becomes one if the counts leave no gaps."""
     if high == 0:
         return EMPTY
     match item:
@@ -255,27 +312,59 @@ def _trim(node: Node, side: Literal[0, -1], kinds: set[str]) -> Node:
 
 
 def positions(node: Node) -> int:
-    """How many automaton states `node` needs when its counts are written out (an upper bound, no work
-    done)."""
+    """An upper bound of the automaton states that `node` needs with its counts written out."""
     match node:
-        case Chars() | At():
-            return 1
         case Seq(items):
             return sum(positions(item) for item in items)
         case Alt(options):
             return 1 + sum(positions(option) for option in options)
         case Repeat(item, low, high):
             return 1 + (positions(item) + 1) * max(low if high is None else high, 1)
+        case _:
+            return 1
 
 
-def has_conditions(node: Node) -> bool:
-    """Whether an At is left anywhere."""
+# -- Rust's syntax: classes are spelled as code points, so that \w or "ignore case" mean what Python means
+
+
+def rust_spelling(pattern: str) -> str:
+    """The language of re.fullmatch(pattern, .) as a Rust pattern that is matched as a whole.
+
+    Raises BadConstraint (with the position of the mistake) or UnsupportedConstraint.
+    """
+    return spelled(parse(pattern))
+
+
+def rust_literal(text: str) -> str:
+    """`text` itself as a Rust pattern."""
+    if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+        raise BadConstraint("holds a lone surrogate, which no text has", where="constraint")
+    return "".join(map(rust_point, map(ord, text))) or "(?:)"
+
+
+def rust_point(value: int) -> str:
+    return chr(value) if chr(value).isascii() and chr(value).isalnum() else f"\\x{{{value:X}}}"
+
+
+def char_class(ranges: Ranges, point: Callable[[int], str] = rust_point) -> str:
+    """A class of code points without surrogates, each spelled by `point`."""
+    pairs = difference(ranges, SURROGATES)
+    return "[" + "".join(point(a) if a == b else f"{point(a)}-{point(b)}" for a, b in pairs) + "]"
+
+
+def spelled(node: Node, rules: Mapping[str, str] | None = None) -> str:
+    """A tree as a Rust pattern. `rules`: the patterns of the rules that it refers to."""
     match node:
+        case Chars(ranges):
+            text = char_class(ranges)
+            return text if text != "[]" else NOTHING
+        case Seq(items):
+            return "".join(spelled(item, rules) for item in items) or "(?:)"
+        case Alt(options):
+            return f"(?:{'|'.join(spelled(one, rules) for one in options)})" if options else NOTHING
+        case Repeat(item, low, high):
+            return f"(?:{spelled(item, rules)}){{{low},{'' if high is None else high}}}"
+        case Ref(name):
+            return f"(?:{(rules or {})[name]})"
         case At():
-            return True
-        case Chars():
-            return False
-        case Repeat(item):
-            return has_conditions(item)
-        case Seq(parts) | Alt(parts):
-            return any(has_conditions(part) for part in parts)
+            raise _unsupported_condition(node)

@@ -1,4 +1,4 @@
-"""ShortestEnds: the shortest text that leads from a state of an automaton to a match. It knows no tokens."""
+"""ShortestEnds: the shortest text that leads from a state of an automaton to a match."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 from runtime.grammar.automata.dfa import ByteDfa
 
 _RANGES = ((97, 122), (48, 57), (65, 90), (33, 126), (32, 32), (0, 0x10FFFF))
-"""Where the character that stands for a class is looked for: letters, digits, signs, a space, any."""
+"""Candidates for the character of a class: letters, digits, signs, a space, any."""
 
 
 class ShortestEnds:
-    """Of one automaton, in characters: worked out once for all states, by breadth from its matches."""
+    """The shortest texts of one automaton, computed once for all states, breadth-first from its matches."""
 
     def __init__(self, dfa: ByteDfa) -> None:
         self._dfa = dfa
@@ -64,14 +64,14 @@ class ShortestEnds:
 
     @cached_property
     def _characters(self) -> list[bytes]:
-        """For each class one of its characters, a letter or digit where it has one."""
-        found: list[bytes] = [b""] * self._dfa.delta.shape[1]
+        """For each class one of its characters, a letter or digit if there is one."""
+        chars: list[bytes] = [b""] * self._dfa.delta.shape[1]
         for first, last, kind in self._dfa.intervals:
             point = next(max(first, low) for low, high in _RANGES if max(first, low) <= min(last, high))
             char = chr(point).encode("utf-8", "replace")
-            if not found[kind] or (char.isalnum() and not found[kind].isalnum()):
-                found[kind] = char
+            if not chars[kind] or (char.isalnum() and not chars[kind].isalnum()):
+                chars[kind] = char
         for byte, entry in enumerate(self._dfa.utf8[0].tolist()):
-            if entry < 0 and not found[~entry]:
-                found[~entry] = bytes((byte,))
-        return found
+            if entry < 0 and not chars[~entry]:
+                chars[~entry] = bytes((byte,))
+        return chars

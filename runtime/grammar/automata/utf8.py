@@ -1,6 +1,5 @@
-"""Classes of characters read off UTF-8 bytes: the table of a small automaton from a lead byte to a class.
-
-Equal parts are shared, so a Unicode category takes some hundred nodes. It does not know patterns.
+"""Classes of characters from UTF-8 bytes: the table of a small automaton from a lead byte to a class. Equal
+parts are shared, so a Unicode category takes some hundred nodes.
 """
 
 from __future__ import annotations
@@ -61,10 +60,9 @@ def _upper(intervals: tuple[tuple[int, int, int], ...]) -> npt.NDArray[np.int32]
     for number in range(0x800 // _BLOCK, _LAST_BLOCK):
         if same[number]:  # most blocks: one class throughout
             value = int(blocks[number, 0])
-            found = leaves.get(value)
-            if found is None:
-                found = leaves[value] = nodes.add(blocks[number], 0)
-            ids[number] = found
+            if value not in leaves:
+                leaves[value] = nodes.add(blocks[number], 0)
+            ids[number] = leaves[value]
         else:
             ids[number] = nodes.add(blocks[number], 0)
     for lead in range(0xE0, 0xF0):
@@ -95,15 +93,13 @@ class _Nodes:
         row = self._empty.copy()
         row[0x80 + low : 0x80 + low + len(entries)] = entries
         key = row.tobytes()
-        found = self._known.get(key)
-        if found is None:
+        if key not in self._known:
             if (row == self._dead).all():
-                found = self._dead
+                self._known[key] = self._dead
             else:
-                found = len(self._rows)
+                self._known[key] = len(self._rows)
                 self._rows.append(row)
-            self._known[key] = found
-        return found
+        return self._known[key]
 
     def table(self, root: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         self._rows[0] = root

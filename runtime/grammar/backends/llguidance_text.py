@@ -1,6 +1,4 @@
-"""Texts that are written as they are, without the quotes and escapes of JSON, and still keep the schema of a
-string: as a Lark grammar.
-"""
+"""A Lark grammar of the plain texts, without quotes and escapes of JSON, that a string schema takes."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.grammar.automata.regex_spelling import rust_literal, spelled
-from runtime.grammar.json_schema.texts.common_text import found_by
+from runtime.grammar.automata.regex_syntax import rust_literal, spelled
+from runtime.grammar.json_schema.texts.common_text import search_language
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS, MAX_LENGTH
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -19,8 +17,8 @@ _DEEPEST = 16
 
 
 def text_grammar(schema: Any, excludes: Sequence[str], formats: bool) -> tuple[str, list[str]]:
-    """The Lark grammar of the texts that a string schema takes and that hold none of `excludes`, and the
-    words of the schema that it does not keep. formats: whether `format` counts. Raises BadConstraint."""
+    """The Lark grammar of the texts that a string schema takes and that contain none of `excludes`, and the
+    keywords that it does not keep. formats: whether `format` asserts. Raises BadConstraint."""
     writer = _Writer(schema, formats)
     terms = [writer.terms(schema, 0)]
     if excludes:
@@ -30,7 +28,7 @@ def text_grammar(schema: Any, excludes: Sequence[str], formats: bool) -> tuple[s
 
 
 class _Writer:
-    """named: the terminals that the grammar is made of."""
+    """named: the terminals of the grammar."""
 
     def __init__(self, root: Any, formats: bool) -> None:
         self.named: dict[str, str] = {}
@@ -43,29 +41,29 @@ class _Writer:
         return name
 
     def terms(self, schema: Any, depth: int) -> str:
-        """What stands for the texts of a schema."""
+        """The expression for the texts of a schema."""
         if depth > _DEEPEST:
             raise BadConstraint("schemas are nested too deeply", where="json_schema")
         if not isinstance(schema, Mapping):
             return self.term(_ANY if schema is not False else r"[^\s\S]")
-        found = [self._length(schema)]
+        terms = [self._length(schema)]
         if "$ref" in schema:
-            found.append(self.terms(self._referred(schema["$ref"]), depth + 1))
+            terms.append(self.terms(self._referred(schema["$ref"]), depth + 1))
         values = [*schema.get("enum", ())] if isinstance(schema.get("enum"), list) else None
         if "const" in schema:
             values = [one for one in values or [schema["const"]] if one == schema["const"]]
         if values is not None:
             texts = [rust_literal(one) for one in values if isinstance(one, str)]
-            found.append(self.term("|".join(texts) if texts else r"[^\s\S]"))
+            terms.append(self.term("|".join(texts) if texts else r"[^\s\S]"))
         for word in ("pattern", "format"):
             if isinstance(schema.get(word), str):
-                found += self._matched(word, schema[word])
-        found += [self.terms(part, depth + 1) for part in schema.get("allOf") or ()]
+                terms += self._matched(word, schema[word])
+        terms += [self.terms(part, depth + 1) for part in schema.get("allOf") or ()]
         for word in ("anyOf", "oneOf"):
             if schema.get(word):
                 options = [self.terms(part, depth + 1) for part in schema[word] if _takes_texts(part)]
-                found.append(f"({' | '.join(options)})" if options else self.term(r"[^\s\S]"))
-        return found[0] if len(found) == 1 else f"({' & '.join(found)})"
+                terms.append(f"({' | '.join(options)})" if options else self.term(r"[^\s\S]"))
+        return terms[0] if len(terms) == 1 else f"({' & '.join(terms)})"
 
     def _length(self, schema: Mapping[str, Any]) -> str:
         low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
@@ -78,19 +76,19 @@ class _Writer:
             return self.term(_ANY)
         return self.term(f"(?s:.{{{low},{'' if high is None else int(high)}}})")
 
-    def _matched(self, word: str, given: str) -> list[str]:
-        """Of a `pattern` or a `format`."""
+    def _matched(self, word: str, value: str) -> list[str]:
+        """The term of a `pattern` or a `format`, if it can be kept."""
         try:
             if word == "pattern":
-                rust = spell(given)
+                rust = spell(value)
                 if rust.rust is None:
                     raise UnsupportedConstraint(rust.why)
-                return [self.term(spelled(found_by(rust.rust)))]
-            if self._formats and given in FORMATS:
-                return [self.term(spelled(found_by(f"^(?:{FORMATS[given]})$")))]
+                return [self.term(spelled(search_language(rust.rust)))]
+            if self._formats and value in FORMATS:
+                return [self.term(spelled(search_language(f"^(?:{FORMATS[value]})$")))]
         except UnsupportedConstraint:
             pass
-        self.ignored.append(f"{word} {json.dumps(given)[:80]}")
+        self.ignored.append(f"{word} {json.dumps(value)[:80]}")
         return []
 
     def _referred(self, reference: Any) -> Any:

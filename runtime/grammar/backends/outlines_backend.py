@@ -1,8 +1,6 @@
-"""OutlinesGrammarBackend: regular constraints by automata over the vocabulary.
-
-After Willard & Louf, "Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with the
-index of allowed tokens filled in as states are visited instead of beforehand. It refuses what it would have
-to weaken. It does not know requests or models.
+"""OutlinesGrammarBackend: regular constraints by automata over the vocabulary, after Willard & Louf,
+"Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with masks computed as states are
+visited.
 """
 
 from __future__ import annotations
@@ -10,19 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from runtime.grammar.automata import charset
 from runtime.grammar.automata.automaton import Limits
-from runtime.grammar.automata.byte_automaton import DEAD
-from runtime.grammar.automata.dfa import DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
+from runtime.grammar.automata.dfa import DEAD, DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
 from runtime.grammar.automata.regex_syntax import Node
-from runtime.grammar.base import GrammarBackend, Matcher, Origin
+from runtime.grammar.base import GrammarBackend, Matcher, Origin, read_choices
 from runtime.grammar.completion import Steps
+from runtime.grammar.json_schema.document import KIND, format_policy, layout, read_document
 from runtime.grammar.json_schema.examples import examples
-from runtime.grammar.json_schema.refs import KIND
 from runtime.grammar.json_schema.schema_regex import schema_regex
-from runtime.grammar.json_schema.source import format_policy, layout, read_document
 from runtime.grammar.masks.mask_store import MaskStore
 from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
 from runtime.plan import TokenMask
@@ -34,18 +28,15 @@ _STOPPED = -2  # an eos was taken
 
 
 class DfaMatcher(Matcher):
-    """A place in an automaton, and the way back from it as linked pairs, so that a copy costs nothing.
-
-    After an eos only an eos may follow, which changes nothing: mask() is never empty where the vocabulary
-    has one.
-    """
+    """A state of an automaton, and the states before it as linked pairs, so that a copy costs nothing. After
+    an eos only an eos may follow, which changes nothing."""
 
     def __init__(self, automaton: TokenAutomaton, state: int = 0) -> None:
         self._automaton = automaton
         self._dfa = automaton.dfa
         self.vocabulary = self._automaton.space.vocabulary
         self._state = state
-        self._before: tuple[int, object] | None = None  # (state, what was before it)
+        self._before: tuple[int, object] | None = None  # (state, the pair before it)
 
     def _move(self, state: int) -> bool:
         self._before = (self._state, self._before)
@@ -83,9 +74,10 @@ class DfaMatcher(Matcher):
     def next_bytes(self) -> frozenset[int]:
         if self._state == _STOPPED:
             return frozenset()
-        found = self._dfa.next_bytes(self._state)
         return frozenset(
-            byte for byte in found if self._automaton.leads_on(self._dfa.step(self._state, byte))
+            byte
+            for byte in self._dfa.next_bytes(self._state)
+            if self._automaton.leads_on(self._dfa.step(self._state, byte))
         )
 
     def footprint(self) -> int:
@@ -94,8 +86,8 @@ class DfaMatcher(Matcher):
     def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
         if self.may_stop():
             return ()
-        found = self._automaton.shortest_end(self._state, limit)
-        return (yield from super().closing_steps(limit)) if found is None else found
+        ids = self._automaton.shortest_end(self._state, limit)
+        return (yield from super().closing_steps(limit)) if ids is None else ids
 
     def may_stop(self) -> bool:
         return self._state == _STOPPED or self._dfa.accepts(self._state)
@@ -118,14 +110,13 @@ class DfaMatcher(Matcher):
 
 
 class OutlinesGrammarBackend(GrammarBackend):
-    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8), choices, and json_schema where a regular
+    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8), choices, and json_schema if a regular
     expression keeps it.
 
-    A schema becomes a regular expression by outlines-core, an extra, in the layout of `whitespace`
-    ("compact", "single", "flexible": see json_schema/source.py); what an expression cannot say is refused by
-    keyword and place, what it offers less than the schema allows is told in origin.narrowed.
-    schema_format: what `format` does in a schema: "assertion", or "annotation".
-    grammar_cache_dir: a folder that keeps what is expensive to make for a vocabulary; "": none.
+    A schema becomes a regular expression by outlines-core, an extra; what it cannot express is refused by
+    keyword and path, what it does not offer is listed in origin.narrowed. whitespace: "compact", "single",
+    "flexible". schema_format: what `format` does in a schema: "assertion", or "annotation".
+    grammar_cache_dir: a folder for tables of the vocabulary that are expensive to compute; "": none.
     """
 
     name = "outlines"
@@ -147,7 +138,7 @@ class OutlinesGrammarBackend(GrammarBackend):
         self._readers: dict[str, Callable[[Constraint], Matcher]] = {
             "regex": lambda constraint: self._start(parse_regex(constraint.spec)),
             "choices": lambda constraint: DfaMatcher(
-                TokenAutomaton(compile_choices(_options(constraint.spec), self._limits), self._space)
+                TokenAutomaton(compile_choices(read_choices(constraint.spec), self._limits), self._space)
             ),
             "json_schema": self._schema,
         }
@@ -176,13 +167,9 @@ class OutlinesGrammarBackend(GrammarBackend):
                 raise
             raise type(error)(error.message, where=KIND, hint=error.hint) from None
         matcher.origin = Origin(
-            self.name, ignored=tuple(document.told), narrowed=narrowed, examples=partial(examples, document)
+            self.name,
+            ignored=tuple(document.ignored),
+            narrowed=narrowed,
+            examples=partial(examples, document),
         )
         return matcher
-
-
-def _options(spec: str) -> list[str]:
-    try:
-        return msgspec.json.decode(spec.encode("utf-8", "surrogatepass"), type=list[str])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConstraint(f"is not a JSON list of strings: {error}", where="choices") from None

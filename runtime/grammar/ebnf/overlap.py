@@ -1,18 +1,18 @@
-"""Overlaps: what the texts of terminals have in common, as far as a lexer minds: whether one text is both,
-and what lengthens a text of one within another. It knows no grammar around them.
+"""Overlaps: what the texts of terminals have in common for a lexer: whether one text is both, and what
+lengthens a text of one within another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from runtime.grammar.automata.automaton import Meter, partition
 from runtime.grammar.automata.charset import Ranges
-from runtime.grammar.ebnf.tree import Alt, Chars, Node, Ref, Repeat, Seq
+from runtime.grammar.automata.regex_syntax import Alt, Chars, Node, Repeat, Seq, nodes_of
 
 
-class Met(NamedTuple):
+class Overlap(NamedTuple):
     """same: some text is both; longer: the first bytes of characters that lengthen a text of the first
     within the second, as bits."""
 
@@ -21,7 +21,7 @@ class Met(NamedTuple):
 
 
 class Overlaps:
-    """Of terminals, by the numbers they get: trees whose characters are those of `nodes`. Sets of bytes are
+    """The overlaps of terminals, by number: trees whose characters are those of `nodes`. Sets of bytes are
     bits of an int."""
 
     def __init__(self, nodes: Iterable[Node], meter: Meter) -> None:
@@ -29,16 +29,16 @@ class Overlaps:
         self._classes, self._lead = _classes(nodes, meter)
         self._numbers: dict[Node, int] = {}
         self._automata: list[_Automaton] = []
-        self._met: dict[tuple[int, int], Met] = {}
+        self._met: dict[tuple[int, int], Overlap] = {}
         self._firsts: list[int] = []
 
     def number(self, body: Node) -> int:
-        """That of a terminal: a tree without names."""
+        """The number of a terminal: a tree without names."""
         number = self._numbers.setdefault(body, len(self._automata))
         if number == len(self._automata):
             automaton = _Automaton(body, self._classes, self._meter)
             self._automata.append(automaton)
-            self._firsts.append(self._bytes(automaton.first_set))
+            self._firsts.append(union_of(self._lead, automaton.first_set))
         return number
 
     def first(self, one: int) -> int:
@@ -49,56 +49,47 @@ class Overlaps:
         """Whether some texts of the two begin with the same character."""
         return bool(self._automata[one].first_set & self._automata[other].first_set)
 
-    def meet(self, one: int, other: int) -> Met:
+    def meet(self, one: int, other: int) -> Overlap:
         known = self._met.get((one, other))
         if known is None:
             known = self._met[one, other] = self._compare(one, other)
         return known
 
-    def _compare(self, one: int, other: int) -> Met:
+    def _compare(self, one: int, other: int) -> Overlap:
         first, second = self._automata[one], self._automata[other]
         if first.straight and second.straight:
             return self._side_by_side(first.sets, second.sets)
-        reached = [0] * len(first.sets)  # places of the second that the same text comes to
+        reached = [0] * len(first.sets)  # positions of the second that the same text leads to
         fits = [_fitting(second, chars) for chars in first.sets]
         queue = list(bits_of(first.first))
-        for place in queue:
-            reached[place] |= second.first & fits[place]
+        for position in queue:
+            reached[position] |= second.first & fits[position]
         while queue:
-            place = queue.pop()
-            ahead = second.after(reached[place])
-            self._meter.spend(1 + first.follow[place].bit_count())
-            for after in bits_of(first.follow[place]):
+            position = queue.pop()
+            ahead = second.after(reached[position])
+            self._meter.spend(1 + first.follow[position].bit_count())
+            for after in bits_of(first.follow[position]):
                 new = ahead & fits[after]
                 if new & ~reached[after]:
                     reached[after] |= new
                     queue.append(after)
-        ends = 0
-        for place in bits_of(first.last):
-            ends |= reached[place]
-        longer = 0
-        for place in bits_of(second.after(ends)):
-            longer |= second.sets[place]
-        return Met(bool(ends & second.last), self._bytes(longer))
+        ends = union_of(reached, first.last)
+        longer = union_of(second.sets, second.after(ends))
+        return Overlap(bool(ends & second.last), union_of(self._lead, longer))
 
-    def _side_by_side(self, one: list[int], other: list[int]) -> Met:
+    def _side_by_side(self, one: list[int], other: list[int]) -> Overlap:
         self._meter.spend(1)
         if any(not first & second for first, second in zip(one, other)):
-            return Met(False, 0)
-        return Met(len(one) == len(other), self._bytes(other[len(one)]) if len(one) < len(other) else 0)
-
-    def _bytes(self, chars: int) -> int:
-        found = 0
-        for number in bits_of(chars):
-            found |= self._lead[number]
-        return found
+            return Overlap(False, 0)
+        longer = union_of(self._lead, other[len(one)]) if len(one) < len(other) else 0
+        return Overlap(len(one) == len(other), longer)
 
 
 class _Automaton:
-    """The places of a terminal's characters (Glushkov 1961), sets of them as bits of an int.
+    """The positions of a terminal's characters (Glushkov 1961), sets of them as bits of an int.
 
-    sets: of each place its characters, bits by class; follow: the places after it. straight: it is a
-    row of characters, with no choice but of which."""
+    sets: the characters of each position, bits by class; follow: the positions after it. straight: it is a
+    sequence of characters without repeats or alternatives."""
 
     def __init__(self, node: Node, classes: Mapping[Ranges, int], meter: Meter) -> None:
         self._classes, self._meter = classes, meter
@@ -106,31 +97,25 @@ class _Automaton:
         self.follow: list[int] = []
         _, self.first, self.last = self._add(node)
         self._after: dict[int, int] = {}
-        in_a_row = self.follow == [2 << place for place in range(len(self.sets) - 1)] + [0]
+        in_a_row = self.follow == [2 << position for position in range(len(self.sets) - 1)] + [0]
         self.straight = in_a_row and self.first == 1 and self.last == 1 << (len(self.sets) - 1)
-        self.first_set = 0
-        for place in bits_of(self.first):
-            self.first_set |= self.sets[place]
+        self.first_set = union_of(self.sets, self.first)
 
-    def after(self, places: int) -> int:
-        found = self._after.get(places)
-        if found is None:
-            found = 0
-            for place in bits_of(places):
-                found |= self.follow[place]
-            self._meter.spend(places.bit_count())
-            self._after[places] = found
-        return found
+    def after(self, positions: int) -> int:
+        if positions not in self._after:
+            self._meter.spend(positions.bit_count())
+            self._after[positions] = union_of(self.follow, positions)
+        return self._after[positions]
 
     def _add(self, node: Node) -> tuple[bool, int, int]:
-        """Whether it may be empty, its first places, its last ones."""
+        """Whether it may be empty, its first positions, its last ones."""
         self._meter.spend(1)
         match node:
             case Chars(ranges):
                 self.sets.append(self._classes[ranges])
                 self.follow.append(0)
-                place = 1 << (len(self.sets) - 1)
-                return False, place, place
+                position = 1 << (len(self.sets) - 1)
+                return False, position, position
             case Seq(items):
                 return self._row(items)
             case Alt(options):
@@ -150,8 +135,8 @@ class _Automaton:
                     last |= ends
                     empty = empty and skipped
                 return empty or low == 0, first, last
-            case Ref():
-                raise AssertionError("a terminal names no rule")
+            case _:
+                raise AssertionError("a terminal has no rules and no conditions")
 
     def _again(self, item: Node, empty: bool, first: int, last: int, low: int) -> tuple[bool, int, int]:
         """The rest of a repeat without end."""
@@ -173,40 +158,22 @@ class _Automaton:
         return empty, first, last
 
     def _join(self, last: int, first: int) -> None:
-        for place in bits_of(last):
-            self.follow[place] |= first
+        for position in bits_of(last):
+            self.follow[position] |= first
 
 
 def _fitting(automaton: _Automaton, chars: int) -> int:
-    found = 0
-    for place, some in enumerate(automaton.sets):
-        found |= bool(some & chars) << place
-    return found
+    return sum(bool(some & chars) << position for position, some in enumerate(automaton.sets))
 
 
 def _classes(nodes: Iterable[Node], meter: Meter) -> tuple[dict[Ranges, int], list[int]]:
-    """Of each set of characters its classes, and of each class the first bytes of its characters; as bits."""
-    sets: dict[Ranges, int] = {}
-    for node in nodes:
-        _collect(node, sets)
+    """The classes of each set of characters, and the first bytes of each class; as bits."""
+    sets = {part.ranges: 0 for node in nodes for part in nodes_of(node) if isinstance(part, Chars)}
     intervals, cells = partition(list(sets), meter)
     lead = [0] * len(intervals)
     for first, last, number in intervals:
         lead[number] |= (2 << _lead_byte(last)) - (1 << _lead_byte(first))
     return {ranges: sum(1 << cell for cell in some) for ranges, some in zip(sets, cells)}, lead
-
-
-def _collect(node: Node, sets: dict[Ranges, int]) -> None:
-    match node:
-        case Chars(ranges):
-            sets[ranges] = 0
-        case Repeat(item):
-            _collect(item, sets)
-        case Seq(parts) | Alt(parts):
-            for part in parts:
-                _collect(part, sets)
-        case Ref():
-            return
 
 
 def _lead_byte(point: int) -> int:
@@ -218,8 +185,16 @@ def _lead_byte(point: int) -> int:
 
 
 def bits_of(value: int) -> Iterator[int]:
-    """The places of its bits, ascending."""
+    """The positions of its bits, ascending."""
     while value:
         low = value & -value
         yield low.bit_length() - 1
         value ^= low
+
+
+def union_of(sets: Sequence[int], numbers: int) -> int:
+    """The union of those of `sets` whose numbers are the bits of `numbers`."""
+    union = 0
+    for number in bits_of(numbers):
+        union |= sets[number]
+    return union

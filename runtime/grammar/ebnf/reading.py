@@ -1,7 +1,6 @@
-"""Grammars in EBNF as users of the field write them (GBNF: `root ::= "a" [0-9]{2} | item`), read into a tree.
+"""Grammars in EBNF (GBNF: `root ::= "a" [0-9]{2} | item`), read into a tree.
 
-Languages are those of the text, character by character: no part is a token that would have to be matched
-greedily. It compiles nothing, and knows no engine.
+No part is matched greedily. The syntax:
 
     grammar      = rule+                           the rule `root` is the start
     rule         = name "::=" alternatives
@@ -17,19 +16,8 @@ from __future__ import annotations
 import re
 
 from runtime.grammar.automata.charset import EVERYTHING, Ranges, complement, union
-from runtime.grammar.ebnf.tree import (
-    EMPTY,
-    MAX_DEPTH,
-    Alt,
-    Chars,
-    Grammar,
-    Node,
-    Ref,
-    Repeat,
-    Seq,
-    positions_of,
-    productive,
-)
+from runtime.grammar.automata.regex_syntax import EMPTY, Alt, Chars, Node, Ref, Repeat, Seq
+from runtime.grammar.ebnf.tree import MAX_DEPTH, Grammar, productive, size_of
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 KIND = "ebnf"
@@ -102,14 +90,14 @@ class _Reader:
                 raise self._mistake(f"more than {MAX_RULES} rules")
             start, self._at = self._at, head.end()
             rules[name] = self._alternatives()
-            if positions_of(rules[name]) > MAX_POSITIONS:
+            if size_of(rules[name]) > MAX_POSITIONS:
                 self._at = start
                 raise self._mistake(f"the rule {name!r} spells out to more than {MAX_POSITIONS} characters")
             if self._peek() == ")":
                 raise self._mistake("a ) without its (")
-        for name, place in self._used.items():
+        for name, position in self._used.items():
             if name not in rules:
-                self._at = place
+                self._at = position
                 raise self._mistake(f"the rule {name!r} is not defined")
         if "root" not in rules:
             self._at = 0
@@ -219,13 +207,13 @@ class _Reader:
             if self._peek() in ("", "\n"):
                 self._at = start
                 raise self._mistake("this [ is not closed")
-            place = self._at
+            start_of_range = self._at
             first = last = self._point()
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 last = self._point()
             if last < first:
-                self._at = place
+                self._at = start_of_range
                 raise self._mistake("the range ends before it begins")
             parts.append(((first, last),))
         self._at += 1
@@ -251,9 +239,9 @@ class _Reader:
         self._at += 2
         return _ESCAPES.get(letter, ord(letter))
 
-    def _scalar(self, point: int, place: int) -> int:
+    def _scalar(self, point: int, position: int) -> int:
         if point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
-            self._at = place
+            self._at = position
             raise self._mistake(f"U+{point:04X} is no character")
         return point
 
@@ -261,18 +249,18 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _skip(self) -> None:
-        found = _SKIP.match(self._text, self._at)
-        self._at = found.end() if found is not None else self._at
+        skipped = _SKIP.match(self._text, self._at)
+        self._at = skipped.end() if skipped is not None else self._at
 
-    def _place(self) -> str:
+    def _position(self) -> str:
         line = self._text.count("\n", 0, self._at) + 1
         return f"line {line}, column {self._at - self._text.rfind(chr(10), 0, self._at)}"
 
     def _mistake(self, what: str) -> BadConstraint:
-        return BadConstraint(f"{what}, at {self._place()}", where=KIND)
+        return BadConstraint(f"{what}, at {self._position()}", where=KIND)
 
     def _unsupported(self, what: str) -> UnsupportedConstraint:
-        return UnsupportedConstraint(f"{what} is not kept, at {self._place()}", where=KIND)
+        return UnsupportedConstraint(f"{what} is not kept, at {self._position()}", where=KIND)
 
 
 def literal(text: str) -> Node:
@@ -282,9 +270,9 @@ def literal(text: str) -> Node:
     return Seq(tuple(Chars(((ord(char), ord(char)),)) for char in text))
 
 
-def from_node(node: Node, where: str) -> Grammar:
-    """The grammar of one tree without names. Raises BadConstraint when it spells out to more than
-    MAX_POSITIONS characters or matches nothing."""
-    if positions_of(node) > MAX_POSITIONS:
-        raise BadConstraint(f"spells out to more than {MAX_POSITIONS} characters", where=where)
-    return productive({"root": node}, where)
+def from_node(node: Node, kind: str) -> Grammar:
+    """The grammar of one tree without names. Raises BadConstraint if it spells out to more than MAX_POSITIONS
+    characters or matches nothing."""
+    if size_of(node) > MAX_POSITIONS:
+        raise BadConstraint(f"spells out to more than {MAX_POSITIONS} characters", where=kind)
+    return productive({"root": node}, kind)

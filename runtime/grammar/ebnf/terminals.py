@@ -1,10 +1,9 @@
-"""Which parts of a recursive grammar an engine may read as terminals, longest match first, and lose nothing.
+"""Which parts of a recursive grammar an engine's lexer may read, longest match first, without changing the
+language.
 
-An engine with a lexer reads names, numbers and words many times faster by its lexer than character by
-character. But a lexer takes the longest text that any of the terminals expected at a place has, so `[a-z]+`
-would take the `end` that may come after it. Here a part without recursion becomes a terminal only where that
-cannot happen: where no character that may follow it could also lengthen it, or another terminal expected at
-the same place. It compiles nothing, and knows no engine's way of writing.
+A lexer is many times faster than a parser of characters, but `[a-z]+` would take the `end` that may come
+after it. So a part without recursion becomes a terminal only if no character that may follow it could also
+lengthen it, or another terminal expected at the same position.
 """
 
 from __future__ import annotations
@@ -13,20 +12,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from runtime.grammar.automata.automaton import Limits, Meter
-from runtime.grammar.ebnf.overlap import Overlaps, bits_of
-from runtime.grammar.ebnf.tree import (
-    Alt,
-    Chars,
-    Grammar,
-    Node,
-    Ref,
-    Repeat,
-    Seq,
-    bottom_up,
-    empty_rules,
-    is_empty,
-    positions_of,
-)
+from runtime.grammar.automata.regex_syntax import Alt, Chars, Node, Ref, Repeat, Seq
+from runtime.grammar.ebnf.overlap import Overlaps, bits_of, union_of
+from runtime.grammar.ebnf.tree import Grammar, bottom_up, empty_rules, is_empty, size_of
 from runtime.protocol.errors import BadConstraint
 
 MAX_TERMINAL = 300
@@ -38,7 +26,7 @@ _ROUNDS = 12
 
 
 class Split(NamedTuple):
-    """The same language: `terminals` are those rules of `grammar` that hold characters, and no other rule;
+    """An equal grammar: `terminals` are those rules of `grammar` that hold characters, and no other rule;
     the others hold no characters."""
 
     grammar: Grammar
@@ -46,7 +34,7 @@ class Split(NamedTuple):
 
 
 def split(grammar: Grammar) -> Split:
-    """`grammar` with the longest terminals that are safe; where that takes too long to find out, with one for
+    """`grammar` with the longest terminals that are safe; if that takes too long to find out, with one for
     each character."""
     regular = bottom_up(grammar.rules)
     if len(grammar.rules) > MAX_RULES:
@@ -56,13 +44,13 @@ def split(grammar: Grammar) -> Split:
         meter = Meter(_LIMITS)
         overlaps = Overlaps(grammar.rules.values(), meter)
         for _ in range(_ROUNDS):
-            found = _Folder(grammar, regular, broken).run()
-            clashing = _clashing(found, overlaps, meter)
+            result = _Folder(grammar, regular, broken).run()
+            clashing = _clashing(result, overlaps, meter)
             if not clashing:
-                return found
+                return result
             broken |= clashing
     except BadConstraint:
-        pass  # the look was given up
+        pass  # it takes too long
     return single(grammar)
 
 
@@ -95,10 +83,8 @@ class _Folder:
         return Split(Grammar(ordered, self._grammar.root), frozenset(self._names.values()))
 
     def _inline(self, node: Node) -> Node | None:
-        """`node` with the rules that it names written out; None: too long, or there is a rule that recurs."""
+        """`node` with the rules that it names written out; None: too long, or some rule recurs."""
         match node:
-            case Chars():
-                return node
             case Ref(name):
                 return self._inlined.get(name)
             case Seq(items):
@@ -109,21 +95,23 @@ class _Folder:
                 return None if parts is None else Alt(parts)
             case Repeat(item, low, high):
                 inner = self._inline(item)
-                found = None if inner is None else Repeat(inner, low, high)
-                return found if found is not None and positions_of(found) <= MAX_TERMINAL else None
+                repeat = None if inner is None else Repeat(inner, low, high)
+                return repeat if repeat is not None and size_of(repeat) <= MAX_TERMINAL else None
+            case _:
+                return node
 
     def _all(self, nodes: tuple[Node, ...]) -> tuple[Node, ...] | None:
-        found: list[Node] = []
+        parts: list[Node] = []
         size = 0
         for node in nodes:
             inner = self._inline(node)
             if inner is None:
                 return None
-            size += positions_of(inner)
+            size += size_of(inner)
             if size > MAX_TERMINAL:
                 return None
-            found.append(inner)
-        return tuple(found)
+            parts.append(inner)
+        return tuple(parts)
 
     def _terminal(self, node: Node | None) -> Ref | None:
         if node is None or node in self._broken or is_empty(node, frozenset()):
@@ -137,8 +125,6 @@ class _Folder:
         if terminal is not None:
             return terminal
         match node:
-            case Chars():
-                raise AssertionError("one character is a terminal")
             case Ref(name):
                 waiting.append(name)
                 return node
@@ -152,18 +138,20 @@ class _Folder:
                     if some is not None:
                         return Repeat(some, 0, 1)
                 return Repeat(self._fold(item, waiting), low, high)
+            case _:
+                raise AssertionError("one character is a terminal")
 
 
-def _clashing(found: Split, overlaps: Overlaps, meter: Meter) -> set[Node]:
-    """Terminals of several characters that a lexer would read too far, or be misled by."""
-    rules, root = found.grammar
-    terminals = [name for name in rules if name in found.terminals]
+def _clashing(split: Split, overlaps: Overlaps, meter: Meter) -> set[Node]:
+    """Terminals of several characters with which the longest match could be a wrong one."""
+    rules, root = split.grammar
+    terminals = [name for name in rules if name in split.terminals]
     if len(terminals) > MAX_TERMINALS:
         raise meter.too_large(f"has more than {MAX_TERMINALS} terminals")
     follow = _Following(rules, root, terminals, meter)
     numbers = [overlaps.number(rules[name]) for name in terminals]
     firsts = list(map(overlaps.first, numbers))
-    behind = [_union(firsts, after) for after in follow.after]
+    behind = [union_of(firsts, after) for after in follow.after]
     clashing: set[Node] = set()
     for one, other in _together(follow, numbers, overlaps, meter):
         for first, second in {(one, other), (other, one)}:
@@ -173,18 +161,11 @@ def _clashing(found: Split, overlaps: Overlaps, meter: Meter) -> set[Node]:
     return clashing
 
 
-def _union(sets: list[int], numbers: int) -> int:
-    found = 0
-    for number in bits_of(numbers):
-        found |= sets[number]
-    return found
-
-
 def _together(
     follow: _Following, numbers: list[int], overlaps: Overlaps, meter: Meter
 ) -> set[tuple[int, int]]:
-    """The pairs of terminals that may be expected at one place, and begin alike: all that may follow one
-    terminal, and what follows two that the same text spells. `numbers`: of theirs in `overlaps`."""
+    """The pairs of terminals that may be expected at one position and begin alike: all that may follow one
+    terminal, and what follows two that the same text spells. `numbers`: theirs in `overlaps`."""
     pairs: set[tuple[int, int]] = set()
     queue: list[tuple[int, int]] = []
 
@@ -219,7 +200,9 @@ class _Following:
         while self._changed:
             self._changed = False
             for name, node in reversed(self._inner.items()):
-                self._grow(name, node)
+                first = self._begins(node)
+                self._changed = self._changed or first != self._first[name]
+                self._first[name] = first
         self._after = dict.fromkeys(rules, 0)
         self._changed = True
         while self._changed:
@@ -229,11 +212,6 @@ class _Following:
         self.start = self._first[root]
         self.after = [self._after[name] for name in terminals]
 
-    def _grow(self, name: str, node: Node) -> None:
-        found = self._begins(node)
-        self._changed = self._changed or found != self._first[name]
-        self._first[name] = found
-
     def _begins(self, node: Node) -> int:
         self._meter.spend(1)
         match node:
@@ -242,17 +220,17 @@ class _Following:
             case Repeat(item):
                 return self._begins(item)
             case Alt(parts) | Seq(parts):
-                found = 0
+                first = 0
                 for part in parts:
-                    found |= self._begins(part)
+                    first |= self._begins(part)
                     if isinstance(node, Seq) and not is_empty(part, self._empty):
                         break
-                return found
-            case Chars():
+                return first
+            case _:
                 raise AssertionError("characters are in terminals")
 
     def _pass(self, node: Node, then: int) -> None:
-        """`then` may come after `node`: tell its parts."""
+        """`then` may come after `node`: pass that on to its parts."""
         self._meter.spend(1)
         match node:
             case Ref(name):
@@ -268,5 +246,5 @@ class _Following:
                 for item in reversed(items):
                     self._pass(item, then)
                     then = self._begins(item) | (then if is_empty(item, self._empty) else 0)
-            case Chars():
+            case _:
                 raise AssertionError("characters are in terminals")

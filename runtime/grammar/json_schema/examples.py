@@ -1,10 +1,8 @@
-"""Examples: small values of a schema, made from what it says, as the first completions to try.
+"""Examples: small values of a schema, as the first completions to try.
 
-Each part gets the least that may do: what is listed, what is required, the shortest text of a pattern, a
-bound of a number; of choices one after another. A validator says which parts match, and what holds a whole
-together (conditions between neighbours) may still fail: whoever asks lets a matcher follow the text. Work is
-bounded, so there may be none for a schema that has values. Between two pieces of it PAUSE is given, so that
-something else may run. It knows no tokens and no engine.
+Each part gets the smallest value that may match: a listed one, required members, the shortest text of a
+pattern, a bound of a number. A validator checks the parts; the caller checks the whole with a matcher. Work
+is bounded, so there may be none; PAUSE is yielded between two pieces of it.
 """
 
 from __future__ import annotations
@@ -17,23 +15,22 @@ from functools import lru_cache
 from itertools import chain, count, islice
 from typing import Any
 
-from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.dfa import compile_node
 from runtime.grammar.automata.shortest_end import ShortestEnds
 from runtime.grammar.completion import PAUSE
 from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
+from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, read_document
 from runtime.grammar.json_schema.lower import lower
-from runtime.grammar.json_schema.refs import Place, SchemaDocument
-from runtime.grammar.json_schema.relaxation import Relaxation, Unspelled
-from runtime.grammar.json_schema.schema_regex import is_of
-from runtime.grammar.json_schema.shapes import known
-from runtime.grammar.json_schema.source import read_document
-from runtime.grammar.json_schema.texts.common_text import found_by, shortest_of_all
+from runtime.grammar.json_schema.lowering import Relaxation, Unspelled
+from runtime.grammar.json_schema.shapes import is_of, item_paths, known, member_paths
+from runtime.grammar.json_schema.texts.common_text import LIMITS, search_language, shortest_of_all
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS
-from runtime.grammar.json_schema.texts.searching import found
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
+
+Nodes = Mapping[SchemaPath, Mapping[str, Any]]
+"""Schema objects by path."""
 
 _WORK = 1500  # schemas looked at for one document
 _WHOLE = 4  # values of the whole that are offered
@@ -41,7 +38,6 @@ _FEW = 6  # values of a part that are tried beside its neighbours
 _LISTED = 64
 _DEPTH = 24
 _LONGEST = 2000  # characters, items or members that are filled up
-_LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
 _KINDS = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties"),
     "array": ("items", "prefixItems", "minItems", "contains", "uniqueItems"),
@@ -54,7 +50,7 @@ _DAYS = ("2000-01-01", "1970-01-01", "2024-02-29", "2038-12-31")
 _TIMES = {"date": "", "date-time": "T00:00:00Z"}
 _NOTHING = object()
 _AHEAD = re.compile(r"\^\(\?([=!])((?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*)\)")
-"""A condition on what comes, at the begin of a pattern."""
+"""A look-ahead at the beginning of a pattern."""
 
 
 def examples(document: SchemaDocument) -> Iterator[Any]:
@@ -64,19 +60,19 @@ def examples(document: SchemaDocument) -> Iterator[Any]:
     try:
         yield from _few(Examples(document).values(), _WHOLE)
     except (BadConstraint, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
-        return  # the schema is beyond what is done for a guess, as by numbers that no float holds
+        return  # beyond what is done for an example, such as numbers that no float represents
 
 
 @lru_cache(maxsize=256)
 def values_of(constraint: Constraint) -> tuple[Any, ...]:
-    """Values that match a constraint's JSON schema, the smallest ideas first; none where none was found
-    within the bounds. `format` asserts, unless the constraint says otherwise. Raises BadConstraint."""
+    """Values that match a constraint's JSON schema, the smallest first, if any were found within the bounds.
+    `format` asserts unless the constraint sets it otherwise. Raises BadConstraint."""
     document = read_document(constraint, "assertion")
     return tuple(value for value in examples(document) if value is not PAUSE)
 
 
 class Examples:
-    """Of one document."""
+    """The examples of one document."""
 
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
@@ -88,43 +84,45 @@ class Examples:
         self._work = _WORK
 
     def values(self) -> Iterator[Any]:
-        """Values that match, the smallest ideas first."""
+        """Values that match, the smallest first."""
         return self._of(((),), frozenset(), 0)
 
-    def _of(self, given: tuple[Place, ...], chosen: frozenset[Place], depth: int) -> Iterator[Any]:
-        """Values for all schemas at `given`. chosen: the choices among them that are made already."""
+    def _of(self, paths: Paths, chosen: frozenset[SchemaPath], depth: int) -> Iterator[Any]:
+        """Values for all schemas at `paths`. chosen: the choices among them that were made already."""
         yield PAUSE
         self._work -= 1
         if self._work < 0 or depth > _DEPTH:
             return
-        nodes: dict[Place, Mapping[str, Any]] = {}
-        for place in self._runtime_checks.closure(given):
-            node = self._runtime_checks.node(place)
+        nodes: dict[SchemaPath, Mapping[str, Any]] = {}
+        for path in self._runtime_checks.closure(paths):
+            node = self._document.node(path)
             if node is False:
                 return
             if isinstance(node, Mapping) and not self._document.alone(node):
-                nodes[place] = {word: node[word] for word in node if known(word, self._document.draft)}
+                nodes[path] = {word: node[word] for word in node if known(word, self._document.draft)}
         for step, options in self._ways(nodes):
             if step not in chosen:
                 for option in options:
-                    yield from _few(self._of((*given, *option), chosen | {step}, depth + 1), _FEW)
+                    yield from _few(self._of((*paths, *option), chosen | {step}, depth + 1), _FEW)
                 return
         for value in self._plain(nodes, depth):
-            if value is PAUSE or self._matches(given, value):
+            if value is PAUSE or self._matches(paths, value):
                 yield value
 
-    def _matches(self, places: tuple[Place, ...], value: Any) -> bool:
+    def _matches(self, paths: Paths, value: Any) -> bool:
         self._work -= 1
-        return all(self._runtime_checks.holds(place, value) for place in places)
+        return all(self._runtime_checks.holds(path, value) for path in paths)
 
     @staticmethod
-    def _ways(nodes: Mapping[Place, Mapping[str, Any]]) -> Iterator[tuple[Place, list[tuple[Place, ...]]]]:
-        """The choices of some schemas, and what each of their options adds."""
-        for place, node in nodes.items():
-            yield from _ways_of(place, node)
+    def _ways(
+        nodes: Nodes,
+    ) -> Iterator[tuple[SchemaPath, list[Paths]]]:
+        """The choices of some schemas, and the schemas that each option adds."""
+        for path, node in nodes.items():
+            yield from _ways_of(path, node)
 
-    def _plain(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
-        """Values by what is said without choices; not all of them match."""
+    def _plain(self, nodes: Nodes, depth: int) -> Iterator[Any]:
+        """Values for the schemas without their choices; not all of them match."""
         lists = [node["enum"] for node in nodes.values() if "enum" in node]
         lists += [[node["const"]] for node in nodes.values() if "const" in node]
         if lists:
@@ -146,49 +144,49 @@ class Examples:
                 case "null":
                     yield None
 
-    def _kinds(self, nodes: Mapping[Place, Mapping[str, Any]]) -> list[str]:
+    def _kinds(self, nodes: Nodes) -> list[str]:
         kinds = ["integer", "number", "string", "null", "boolean", "array", "object"]
         for node in nodes.values():
             if "type" in node:
-                said = node["type"] if isinstance(node["type"], list) else [node["type"]]
-                kinds = [kind for kind in kinds if kind in said or (kind == "integer" and "number" in said)]
-        spoken = [kind for kind in kinds if any(node.keys() & set(_KINDS[kind]) for node in nodes.values())]
-        return spoken + [kind for kind in kinds if kind not in spoken]
+                types = node["type"] if isinstance(node["type"], list) else [node["type"]]
+                kinds = [kind for kind in kinds if kind in types or (kind == "integer" and "number" in types)]
+        likely = [kind for kind in kinds if any(node.keys() & set(_KINDS[kind]) for node in nodes.values())]
+        return likely + [kind for kind in kinds if kind not in likely]
 
     # -- objects ---------------------------------------------------------------------------------------------
 
-    def _objects(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
+    def _objects(self, nodes: Nodes, depth: int) -> Iterator[Any]:
         known = list(dict.fromkeys(name for node in nodes.values() for name in node.get("properties", ())))
         required = [name for node in nodes.values() for name in _names(node.get("required"))]
         fewest = max((node.get("minProperties", 0) for node in nodes.values()), default=0)
-        # Choices are told apart by members with listed values, more often than by others.
-        telling = {
+        # Choices are mostly distinguished by members with listed values.
+        tags = {
             name
             for node in nodes.values()
             for name, inner in node.get("properties", {}).items()
             if isinstance(inner, Mapping) and inner.keys() & {"enum", "const"}
         }
-        spare = sorted((name for name in known if name not in required), key=lambda name: name not in telling)
-        spare.append("a0")  # nobody's name
-        told = [name for name in required if name in telling]
-        met: set[str] = set()
+        spare = sorted((name for name in known if name not in required), key=lambda name: name not in tags)
+        spare.append("a0")  # not a name of the schema
+        required_tags = [name for name in required if name in tags]
+        seen: set[str] = set()
         for more in ((), *((name,) for name in spare[: _FEW - 1])):
-            for skip in ({}, *({name: number} for name in told[:_FEW] for number in (1, 2, 3))):
+            for skip in ({}, *({name: number} for name in required_tags[:_FEW] for number in (1, 2, 3))):
                 needed = [*required, *more]
                 for value in self._object(nodes, known, needed, min(fewest, _LONGEST), depth, skip):
-                    if value is PAUSE or _key(value) not in met:
+                    if value is PAUSE or _key(value) not in seen:
                         yield value
-                        met.add(_key(value) if value is not PAUSE else "")
+                        seen.add(_key(value) if value is not PAUSE else "")
 
     def _object(
-        self, nodes: Mapping[Place, Mapping[str, Any]], known: list[str], needed: list[str], fewest: int,
+        self, nodes: Nodes, known: list[str], needed: list[str], fewest: int,
         depth: int, skip: Mapping[str, int],
     ) -> Iterator[Any]:  # fmt: skip
-        """At most one, with the `needed` members, what they need in turn, and others up to `fewest`.
+        """At most one object, with the `needed` members, those they depend on, and others up to `fewest`.
         skip: how many of a member's values are passed over."""
         names = dict.fromkeys(needed)
         others = chain(known, self._others(nodes, fewest), (f"a{number}" for number in range(fewest)))
-        extra: list[Place] = []
+        extra: list[SchemaPath] = []
         waiting = list(names)
         while waiting or len(names) < fewest:
             name = waiting.pop() if waiting else next((one for one in others if one not in names), None)
@@ -197,28 +195,26 @@ class Examples:
             if name not in needed and not self._may_be(nodes, name):
                 continue
             names[name] = None
-            for place, node in nodes.items():
+            for path, node in nodes.items():
                 for word in ("dependentRequired", "dependencies", "dependentSchemas"):
                     needs = node.get(word, {}).get(name) if isinstance(node.get(word), Mapping) else None
                     if isinstance(needs, list):
                         waiting += [other for other in needs if other not in names]
                         names.update(dict.fromkeys(needs))
-                    elif needs is not None and (*place, word, name) not in nodes:
-                        extra.append((*place, word, name))
+                    elif needs is not None and (*path, word, name) not in nodes:
+                        extra.append((*path, word, name))
         if extra:
             inner = tuple(dict.fromkeys([*nodes, *extra]))
-            made_already = frozenset(step for step, _ in self._ways(nodes))
-            yield from _few(self._of(inner, made_already, depth + 1), 1)
+            chosen = frozenset(step for step, _ in self._ways(nodes))
+            yield from _few(self._of(inner, chosen, depth + 1), 1)
             return
         order = {name: at for at, name in enumerate(known)}
-        made: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for name in sorted(names, key=lambda name: order.get(name, len(order))):
-            places = self._places(nodes, name)
-            if places is None:
-                return
-            value: Any = _NOTHING if places else 0
+            paths = self._members(nodes, name)
+            value: Any = _NOTHING if paths else 0
             spare = skip.get(name, 0)
-            for one in self._of(places, frozenset(), depth + 1) if places else ():
+            for one in self._of(paths, frozenset(), depth + 1) if paths else ():
                 if one is PAUSE:
                     yield PAUSE
                 elif spare:
@@ -228,12 +224,12 @@ class Examples:
                     break
             if value is _NOTHING:
                 return
-            made[name] = value
-        yield made
+            members[name] = value
+        yield members
 
-    def _others(self, nodes: Mapping[Place, Mapping[str, Any]], count: int) -> Iterator[str]:
-        """Names that an object may have besides those that are named: by `propertyNames` and patterns."""
-        rules = [(*place, "propertyNames") for place, node in nodes.items() if "propertyNames" in node]
+    def _others(self, nodes: Nodes, count: int) -> Iterator[str]:
+        """Names of members that are not listed: by `propertyNames` and patterns."""
+        rules = [(*path, "propertyNames") for path, node in nodes.items() if "propertyNames" in node]
         if rules and count:
             for name in _few(self._of(tuple(rules), frozenset(), 1), count):
                 if isinstance(name, str):
@@ -243,95 +239,64 @@ class Examples:
                 for low in (0, 4, 8):
                     yield from islice(_strings([{"pattern": pattern, "minLength": low}]), count)
 
-    def _may_be(self, nodes: Mapping[Place, Mapping[str, Any]], name: str) -> bool:
-        rules = [(*place, "propertyNames") for place, node in nodes.items() if "propertyNames" in node]
-        places = self._places(nodes, name)
-        if places is None or any(self._runtime_checks.node(place) is False for place in places):
+    def _may_be(self, nodes: Nodes, name: str) -> bool:
+        rules = [(*path, "propertyNames") for path, node in nodes.items() if "propertyNames" in node]
+        if any(self._document.node(path) is False for path in self._members(nodes, name)):
             return False
         return self._matches(tuple(rules), name)
 
-    def _places(self, nodes: Mapping[Place, Mapping[str, Any]], name: str) -> tuple[Place, ...] | None:
-        """The schemas of the member `name`; None where it may not be."""
-        places: list[Place] = []
-        for place, node in nodes.items():
-            before = len(places)
-            if name in node.get("properties", {}):
-                places.append((*place, "properties", name))
-            places += [
-                (*place, "patternProperties", pattern)
-                for pattern in node.get("patternProperties", {})
-                if found(pattern, name)
-            ]
-            if len(places) == before and "additionalProperties" in node:
-                if node["additionalProperties"] is False:
-                    return None
-                places.append((*place, "additionalProperties"))
-        return tuple(places)
+    def _members(self, nodes: Nodes, name: str) -> Paths:
+        return tuple(inner for path in nodes for inner in member_paths(self._document, path, name))
 
     # -- arrays ----------------------------------------------------------------------------------------------
 
-    def _arrays(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
+    def _arrays(self, nodes: Nodes, depth: int) -> Iterator[Any]:
         least = max((node.get("minItems", 0) for node in nodes.values()), default=0)
         least = min(max(0, math.ceil(least)), _LONGEST)
-        wanted = [
-            ((*place, "contains"), min(math.ceil(node.get("minContains", 1)), _LONGEST))
-            for place, node in nodes.items()
+        contained = [
+            ((*path, "contains"), min(math.ceil(node.get("minContains", 1)), _LONGEST))
+            for path, node in nodes.items()
             if "contains" in node
         ]
         unique = any(node.get("uniqueItems") for node in nodes.values())
-        for size in (least, max(least, sum(times for _, times in wanted)), least + 1):
-            made: list[Any] = []
-            taken: set[str] = set()
-            sought = [place for place, times in wanted for _ in range(times)]
+        for size in (least, max(least, sum(times for _, times in contained)), least + 1):
+            items: list[Any] = []
+            seen: set[str] = set()
+            needed = [path for path, times in contained for _ in range(times)]
             for index in range(size):
-                places = self._item(nodes, index)
-                if index < len(sought):
-                    places = (*places, sought[index])
+                paths = tuple(p for path in nodes for p in item_paths(self._document, path, index))
+                if index < len(needed):
+                    paths = (*paths, needed[index])
                 value = _NOTHING
-                for one in _few(self._of(places, frozenset(), depth + 1) if places else count(), _LISTED):
+                for one in _few(self._of(paths, frozenset(), depth + 1) if paths else count(), _LISTED):
                     if one is PAUSE:
                         yield PAUSE
-                    elif not unique or _key(one) not in taken:
+                    elif not unique or _key(one) not in seen:
                         value = one
                         break
                 if value is _NOTHING:
                     return
-                made.append(value)
-                taken.add(_key(value))
-            yield made
-
-    def _item(self, nodes: Mapping[Place, Mapping[str, Any]], index: int) -> tuple[Place, ...]:
-        places: list[Place] = []
-        for place, node in nodes.items():
-            for first, rest in (("prefixItems", "items"), ("items", "additionalItems")):
-                if isinstance(node.get(first), list):
-                    if index < len(node[first]):
-                        places.append((*place, first, index))
-                    elif rest in node:
-                        places.append((*place, rest))
-                    break
-            else:
-                if "items" in node:
-                    places.append((*place, "items"))
-        return tuple(places)
+                items.append(value)
+                seen.add(_key(value))
+            yield items
 
 
-def _ways_of(place: Place, node: Mapping[str, Any]) -> Iterator[tuple[Place, list[tuple[Place, ...]]]]:
+def _ways_of(path: SchemaPath, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, list[Paths]]]:
     for word in ("anyOf", "oneOf"):
         if isinstance(node.get(word), list):
-            options = node[word]  # what may lead back here comes last
+            options = node[word]  # references, which may lead back here, come last
             order = sorted(
                 range(len(options)), key=['"$ref"' in json.dumps(one) for one in options].__getitem__
             )
-            yield (*place, word), [((*place, word, index),) for index in order]
+            yield (*path, word), [((*path, word, index),) for index in order]
     if "if" in node:
-        otherwise = ((*place, "else"),) if "else" in node else ()
-        both = ((*place, "if"), (*place, "then")) if "then" in node else ((*place, "if"),)
-        yield (*place, "if"), [otherwise, both]
+        otherwise = ((*path, "else"),) if "else" in node else ()
+        both = ((*path, "if"), (*path, "then")) if "then" in node else ((*path, "if"),)
+        yield (*path, "if"), [otherwise, both]
 
 
 def _few(values: Iterable[Any], most: int) -> Iterator[Any]:
-    """So many values, and the pauses between."""
+    """At most so many values, and the pauses between them."""
     for value in values:
         yield value
         most -= value is not PAUSE
@@ -374,8 +339,9 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
     low = max((node.get("minLength", 0) for node in nodes), default=0)
     low = min(max(0, math.ceil(low)), _LONGEST)
     patterns = [node["pattern"] for node in nodes if isinstance(node.get("pattern"), str)]
-    sources = [f"^(?:{FORMATS[node['format']]})$" for node in nodes if _is_spelt(node.get("format"))]
-    for form in {str(node.get("format")) for node in nodes} & _TIMES.keys():
+    forms = {str(node.get("format")) for node in nodes}
+    sources = [f"^(?:{FORMATS[form]})$" for form in sorted(forms & FORMATS.keys() - _TIMES.keys())]
+    for form in forms & _TIMES.keys():
         yield from (f"{day}{_TIMES[form]}" for day in _DAYS)
     spelled = [*sources, *(one for pattern in patterns for one in _conditions(pattern))]
     if spelled:
@@ -393,13 +359,9 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"{number:0>{max(1, low)}}" for number in range(_LISTED))
 
 
-def _is_spelt(form: Any) -> bool:
-    return form in FORMATS and form not in _TIMES
-
-
 def _conditions(pattern: str) -> Iterator[str]:
-    """What a text in which `pattern` is found must hold, in the syntax of lowered schemas; not always all of
-    it: what must not come ahead is left out."""
+    """Conditions on a text in which `pattern` matches, in the syntax of lowered schemas; negative look-aheads
+    are left out."""
     rest = pattern
     while ahead := _AHEAD.match(rest):
         if ahead[1] == "=":
@@ -415,12 +377,12 @@ def _conditions(pattern: str) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def shortest(pattern: str, *, ecma: bool = True) -> str | None:
-    """The shortest text in which `pattern` is found; None where that is not known, or not in one try. ecma:
-    the pattern is a schema's own, else one of `formats`."""
+    """The shortest text in which `pattern` matches, if it is found. ecma: the pattern is a schema's, else one
+    of `formats`."""
     try:
         spelled = spell(pattern).rust if ecma else pattern
         if spelled is None:
             return None
-        return ShortestEnds(compile_node(found_by(spelled), _LIMITS)).text(0).decode()
+        return ShortestEnds(compile_node(search_language(spelled), LIMITS)).text(0).decode()
     except (BadConstraint, UnicodeDecodeError):
         return None

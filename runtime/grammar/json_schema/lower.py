@@ -1,239 +1,484 @@
-"""Lowering: a schema of any draft becomes one that llguidance keeps exactly, and a list of what is then left.
-
-Every keyword is either carried over, or left out and listed in `checks`, so that the language of the result
-is never narrower; or it is an annotation by its standard; or the schema is refused with the keyword and its
-place. It matches nothing and calls no engine.
+"""The lowering of one schema object, keyword by keyword: each is carried over, or expressed by others, if the
+engine keeps that exactly, or else left to the validator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.grammar.json_schema.keywords import KeywordRules
-from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, Target, is_metaschema, mistake, show
-from runtime.grammar.json_schema.relaxation import Lowered, Owner, Relaxation
-from runtime.grammar.json_schema.shapes import check_shapes, shown
-from runtime.grammar.json_schema.texts.ecma import spell
-from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS
-from runtime.grammar.json_schema.unknown_keywords import MAX_TOLD, unknown_keywords
-from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-
-MAX_DEPTH = 600
-"""Levels of JSON, references followed: the engine's own recursion has no other bound."""
-
-MAX_NODES = 50_000
-
-
-ANY_JSON_LADDER = (Relaxation(everything=True),)
-"""JSON of the right type: all else is left to the validator."""
-
-LADDER = (
-    Relaxation(),
-    Relaxation(one_of=True),
-    Relaxation(one_of=True, property_counts=True, property_patterns=True),
-    Relaxation(one_of=True, property_counts=True, property_patterns=True, siblings=True),
-    Relaxation(True, True, True, True, True, True),
-    *ANY_JSON_LADDER,
+from runtime.grammar.automata.regex_syntax import rust_literal
+from runtime.grammar.json_schema.document import KIND, SAME_VALUE, SchemaDocument, SchemaPath, mistake, show
+from runtime.grammar.json_schema.lowering import Lowered, Lowering, Plan, Relaxation, Unspelled
+from runtime.grammar.json_schema.shapes import (
+    between_multiples,
+    canonical,
+    check_shapes,
+    known,
+    shorter_within,
 )
-"""From exact to "some JSON of the right type": the first that the engine takes is used."""
+from runtime.grammar.json_schema.texts.ecma import matches_pattern, spell, spellable
+from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, MAX_LENGTH
+
+MAX_PATTERNS = 64
+_EXACT = 2**53
 
 
-@dataclass
-class Plan:
-    """`schema` for the engine; `checks`: place of a schema -> its keywords that the engine does not hold."""
-
-    document: SchemaDocument
-    schema: dict[str, Any] = field(default_factory=dict)
-    checks: dict[Place, list[str]] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
-    names: dict[str, Place] = field(default_factory=dict)
-    """Name under $defs of `schema` -> the place it was made from."""
-    whole: bool = False
-    """Whether the whole document has to be validated too, besides what `checks` says of its parts."""
-
-    def listed(self) -> tuple[str, ...]:
-        return tuple(f"{word} at {show(place)}" for place, words in self.checks.items() for word in words)
-
-
-def lower(document: SchemaDocument, relaxation: Relaxation, start: Place = ()) -> Plan:
+def lower(document: SchemaDocument, relaxation: Relaxation, start: SchemaPath = ()) -> Plan:
     """The plan for a whole document, or for the schema at `start` in it. Raises BadConstraint or
-    UnsupportedConstraint with keyword and place."""
-    return _Lowering(document, relaxation).run(start)
+    UnsupportedConstraint with keyword and path."""
+    return Lowering(document, relaxation, lambda *node: KeywordRules(*node).lower()).run(start)
 
 
-class _Lowering(Owner):
-    def __init__(self, document: SchemaDocument, relaxation: Relaxation) -> None:
-        self._document, self._relaxation = document, relaxation
-        self._plan = Plan(document, ignored=document.told[:MAX_TOLD])
-        self._names: dict[Place, str] = {}
-        self._definitions: dict[str, Lowered] = {}
-        self._met: set[Place] = set()
-        self._waiting: list[tuple[str, Target]] = []
-        self._unseen: list[Target] = []
-        self._nodes = 0
+class KeywordRules:
+    """The lowering of one schema object."""
 
-    def run(self, start: Place) -> Plan:
-        document = self._document
-        first: Any = document.root
-        for step in start:
-            first = first[step]
-        root = self.lower_node(start, first, document.base_at(start))
-        while self._waiting:  # not by recursion: a chain of references may be long
-            name, target = self._waiting.pop(0)
-            self._definitions[name] = self.lower_node(target.place, target.node, target.base)
-            self._visit_all()
-        self._visit_all()
-        _check_depth(root, self._definitions)
-        self._plan.whole = self._relaxation.everything
-        if self._relaxation.everything:
-            root = _any_of_types(document)
-            self.check((), "the whole schema")
-        elif self._definitions:
-            root = {} if root is True else root
-            if isinstance(root, dict):
-                root["$defs"] = self._definitions
-        if root is False:
-            raise mistake("the schema is false: nothing matches", ())
-        self._plan.schema = {} if root is True else root
-        return self._plan
+    def __init__(self, lowering: Lowering, path: SchemaPath, node: Mapping[str, Any], base: str) -> None:
+        self._lowering, self._document = lowering, lowering.document
+        self._relaxation = lowering.relaxation
+        self._path, self._node, self._base = path, node, base
+        self._all: list[Lowered] = []  # further conditions, all of which apply
+        self._out: dict[str, Any] = {}
+        self._names_kept = False
 
-    def check(self, place: Place, *words: str) -> None:
-        if not words:
-            return
-        kept = self._plan.checks.setdefault(place, [])
-        kept.extend(word for word in words if word not in kept)
+    def lower(self) -> Lowered:
+        check_shapes(self._path, self._node, self._document.draft)
+        done = self._skipped() if self._relaxation.siblings else set()
+        for word in self._node:  # in the order written, which decides the order of properties
+            rule = _RULES.get(word)
+            if rule is None or rule in done or not known(word, self._document.draft):
+                continue
+            done.add(rule)
+            if rule is not KeywordRules.property_conditions:
+                rule(self)
+        self.property_conditions()
+        if self._all:
+            self._out["allOf"] = [*self._out.get("allOf", []), *self._all]
+        return self._out or True
 
-    def lower_node(self, place: Place, node: Any, base: str) -> Lowered:
-        if isinstance(node, bool):
-            return node
-        if not isinstance(node, Mapping):
-            raise mistake(f"a schema is an object or a boolean, not {shown(node)}", place)
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
-        return self._object(place, node, base)
+    def _skipped(self) -> set[Rule]:
+        """The rules that are left to the validator if this object combines conditions with a reference: the
+        engine cannot join them when the reference leads back here."""
+        joined = [word for word in ("anyOf", "oneOf", "allOf", "$ref") if self.has(word)]
+        others = [word for word in self._node if word in _RULES and word not in joined and self.has(word)]
+        if not joined or not (others or len(joined) > 1):
+            return set()
+        left = joined if "properties" in self._node or "items" in self._node else [*joined[1:], *others]
+        self.leave(*left)
+        if "$ref" in left:
+            self._lowering.reference(self._path, "$ref", self._node["$ref"], self._base)
+        return {_RULES[word] for word in left}
 
-    def _object(self, place: Place, node: Mapping[str, Any], base: str) -> Lowered:
-        base = self._document.base_at(place) or base
-        if self._document.alone(node):
-            return self.reference(place, "$ref", node["$ref"], base)
-        self._tell_unknown(place, node)
-        return KeywordRules(self, self._document, place, node, base, self._relaxation).lower()
+    def check(self, *keywords: str) -> None:
+        self._lowering.check(self._path, *keywords)
 
-    def _tell_unknown(self, place: Place, node: Mapping[str, Any]) -> None:
-        told = self._plan.ignored
-        if (room := MAX_TOLD - len(told)) > 0:
-            lines = islice(unknown_keywords(place, node, self._document.draft), room)
-            told.extend(line for line in lines if line not in told)
+    def has(self, word: str) -> bool:
+        return word in self._node and known(word, self._document.draft)
 
-    def reference(self, place: Place, word: str, reference: Any, base: str) -> Lowered:
-        if not isinstance(reference, str):
-            raise mistake(f"{word} is not a string", place)
-        target = self.target(place, word, reference, base)
-        if target is None:
-            self.check(place, f"{word} to {reference}")
-            return True
-        if target.place not in self._names:
-            name = f"d{len(self._names)}"
-            self._names[target.place] = name
-            self._plan.names[name] = target.place
-            self._waiting.append((name, target))
-        return {"$ref": f"#/$defs/{self._names[target.place]}"}
+    def child(self, *steps: str | int) -> Lowered:
+        inner: Any = self._node
+        for step in steps:
+            inner = inner[step]
+        return self._lowering.lower_node(self._path + steps, inner, self._base)
 
-    def target(self, place: Place, word: str, reference: str, base: str) -> Target | None:
-        """None for a metaschema, which the validator knows. Raises UnsupportedConstraint for what is not in
-        the document."""
-        found = self._document.resolve(reference, base)
-        if found is not None:
-            return found
-        if is_metaschema(reference):
-            return None
-        raise UnsupportedConstraint(
-            f"{word} {reference!r} leads out of the schema; nothing is fetched",
-            where=f"{KIND} {show(place)}",
-            hint="put what it refers to under $defs",
+    def leave(self, *keywords: str) -> None:
+        """Leave keywords of this object to the validator."""
+        keywords = tuple(word for word in keywords if self.has(word))
+        self.check(*keywords)
+        for steps, inner in self._document.subschemas(self._node):
+            if steps[0] in keywords:
+                self._lowering.visit(self._path + steps, inner, self._base)
+
+    # -- any instance
+
+    def type(self) -> None:
+        names = self._node["type"]
+        names = names if isinstance(names, list) else [names]
+        self._out["type"] = names[0] if len(names) == 1 else names
+
+    def values(self) -> None:
+        for word in ("enum", "const"):
+            if not self.has(word):
+                continue
+            values = self._node["enum"] if word == "enum" else [self._node["const"]]
+            if not values:
+                raise mistake("enum is empty: nothing matches", (*self._path, word))
+            if any(map(_is_beyond, values)):
+                self._spelled(word, values)
+                continue
+            options: list[Any] = []
+            for value in values:
+                options.append(value)
+                if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+                    options.append(int(value))  # the same number, as it is usually written
+            if self._relaxation.everything:
+                self._spelled(word, options)
+                continue
+            options = [value for value in options if _spellable(value)]
+            if not options:
+                raise self.unspelled(word)
+            self.also("enum", options)
+
+    def unspelled(self, word: str) -> Unspelled:
+        return Unspelled(
+            f"{word} asks for control characters, which JSON strings here do not hold",
+            where=f"{KIND} {show((*self._path, word))}",
         )
 
-    def visit(self, place: Place, node: Any, base: str) -> None:
-        """Look through a schema that is only validated, later: what cannot be validated is refused."""
-        self._unseen.append(Target(place, node, base))
+    def _spelled(self, word: str, options: list[Any]) -> None:
+        """Values whose texts may differ: members in any order, 1.0 for 1."""
+        self.check(word)
+        kinds = {_JSON_TYPES[type(value)] for value in options if isinstance(value, (int, float, list, dict))}
+        plain = [value for value in options if isinstance(value, (str, bool, type(None)))]
+        either: list[Lowered] = [{"enum": plain}] if plain else []
+        if kinds - {"boolean"}:
+            either.append({"type": sorted(kinds - {"boolean"})})
+        self._all.append({"anyOf": either})
 
-    def _visit_all(self) -> None:
-        while self._unseen:
-            place, node, base = self._unseen.pop()
-            if place in self._met or isinstance(node, bool):
-                continue
-            self._met.add(place)
-            if not isinstance(node, Mapping):
-                raise mistake(f"a schema is an object or a boolean, not {shown(node)}", place)
-            self._nodes += 1
-            if self._nodes > MAX_NODES:
-                raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
-            self._visit_one(place, node, self._document.base_at(place) or base)
+    def also(self, word: str, value: Any) -> None:
+        """Add `word`, as a further condition if it is there already."""
+        if word in self._out:
+            self._all.append({word: value})
+        else:
+            self._out[word] = value
 
-    def _visit_one(self, place: Place, node: Mapping[str, Any], base: str) -> None:
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(node.get(word), str):
-                target = self.target(place, word, node[word], base)
-                if target is not None:
-                    self._unseen.append(target)
-        if self._document.alone(node):
+    def all_of(self) -> None:
+        branches = [self.child("allOf", index) for index in range(len(self._node["allOf"]))]
+        if self._relaxation.siblings and len(branches) > 1:
+            self.check("allOf")
+            branches = branches[:1]
+        self._out["allOf"] = branches
+
+    def any_of(self) -> None:
+        self.also("anyOf", [self.child("anyOf", index) for index in range(len(self._node["anyOf"]))])
+
+    def one_of(self) -> None:
+        branches = [self.child("oneOf", index) for index in range(len(self._node["oneOf"]))]
+        if self._relaxation.one_of and len(branches) > 1:
+            self.check("oneOf")
+            self.also("anyOf", branches)
+        else:
+            self._out["oneOf"] = branches
+
+    def negations(self) -> None:
+        if self._node["not"] in (True, {}):
+            self._all.append(False)
+        else:
+            self.leave("not")
+
+    def conditions(self) -> None:
+        if not self.has("if") or not (self.has("then") or self.has("else")):
             return
-        check_shapes(place, node, self._document.draft)
-        for word in ("pattern", "format"):
-            if isinstance(node.get(word), str):
-                self.text_rule(place, word, node[word])
-        for steps, inner in self._document.subschemas(node):
-            if steps[0] not in ("$defs", "definitions"):
-                self._unseen.append(Target(place + steps, inner, base))
+        self.leave("if", "then", "else")
+        yes: list[Lowered] = [self.child("if")]
+        if self.has("then"):
+            yes.append(self.child("then"))
+        if self.has("else") and not self._relaxation.siblings:
+            self._all.append({"anyOf": [{"allOf": yes}, self.child("else")]})
 
-    def text_rule(self, place: Place, word: str, value: str) -> str | None:
-        """A `pattern` or `format` as an expression for the engine; None if it has none and is checked."""
-        if word == "pattern":
-            try:
-                spelled = spell(value)
-            except BadConstraint as error:
-                raise type(error)(error.message, where=f"{KIND} {show(place)}/pattern") from None
-            return spelled.rust
-        if value in FORMATS:
-            return f"^(?:{FORMATS[value]})$"
-        if value not in CHECKED:
-            self._plan.ignored.append(f"format {value!r} at {show(place)}")
+    def reference(self) -> None:
+        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if not self.has(word):
+                continue
+            target = self._lowering.reference(self._path, word, self._node[word], self._base)
+            if isinstance(target, dict):
+                self.also("$ref", target["$ref"])
+
+    # -- strings
+
+    def lengths(self) -> None:
+        for word in ("minLength", "maxLength"):
+            if word in self._node:
+                self.also(word, int(self._node[word]))
+
+    def texts(self) -> None:
+        for word in ("pattern", "format"):
+            if word not in self._node:
+                continue
+            value = self._node[word]
+            known_format = word == "pattern" or value in FORMATS or value in CHECKED
+            spelled = self._lowering.text_rule(self._path, word, value)
+            if spelled is None or self._relaxation.patterns:
+                if known_format:
+                    self.check(word)
+                continue
+            self.also("pattern", spelled)
+            if word == "format" and value in MAX_LENGTH:
+                self._all.append({"maxLength": MAX_LENGTH[value]})
+
+    # -- numbers
+
+    def numbers(self) -> None:
+        keywords = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+        if self._relaxation.numbers or any(map(_is_beyond, map(self._node.get, keywords))):
+            self.leave(*keywords)
+            return
+        bounds: dict[str, Any] = {}
+        for side in ("Minimum", "Maximum"):
+            limit, exclusive = self._node.get(side.lower()), self._node.get(f"exclusive{side}")
+            if isinstance(exclusive, bool):
+                if limit is not None:
+                    bounds[f"exclusive{side}" if exclusive else side.lower()] = limit
+                continue
+            if limit is not None:
+                bounds[side.lower()] = limit
+            if exclusive is not None:
+                bounds[f"exclusive{side}"] = exclusive
+        divisor = self._node.get("multipleOf")
+        if divisor is not None and divisor % 1:
+            bounds = between_multiples(bounds, divisor)
+        shorter = [] if self._node.get("type") == "integer" else shorter_within(bounds, divisor)
+        if divisor is not None:
+            bounds["multipleOf"] = divisor
+        if shorter:
+            self._all.append({"anyOf": [bounds, {"enum": shorter}]})
+        else:
+            self._out.update(bounds)
+
+    # -- objects
+
+    def properties(self) -> None:
+        node = self._node
+        spelled = self._pattern_properties()
+        named = {name: self.child("properties", name) for name in node.get("properties", {})}
+        patterns: dict[str, Lowered] = {}
+        if named:
+            self._out["properties"] = {name: inner for name, inner in named.items() if spellable(name)}
+        if spelled is None:
+            self.leave("patternProperties", "additionalProperties", "unevaluatedProperties")
+        else:
+            schemas = {pattern: self.child("patternProperties", name) for name, pattern in spelled.items()}
+            patterns = self._apart(schemas, len(spelled))
+            rest = self._rest()
+            names = self._names_rule()
+            # A pattern's schema holds for named properties too.
+            apart = rest is None or isinstance(rest, bool) or not self._out.get("properties")
+            if names is not None and apart and not patterns:
+                self._names_kept = True
+                for name in self._out.get("properties", {}):
+                    self._out["properties"][name] = named[name] if self._name_fits(name) else False
+                listed = self._node["propertyNames"].get("enum")
+                others = True if rest is None else rest
+                if listed is not None and others is not False:  # a list of names, so that it can be exhausted
+                    texts = [name for name in listed if isinstance(name, str) and spellable(name)]
+                    properties = self._out.setdefault("properties", {})
+                    properties.update({name: others for name in texts if name not in named})
+                elif others is not False:
+                    patterns = {names: others}
+                rest = False
+            if rest is not None:
+                self._out["additionalProperties"] = rest
+        if patterns:
+            self._out["patternProperties"] = patterns
+
+    def _rest(self) -> Lowered | None:
+        """The schema of the properties that are not named, if there is one."""
+        if "additionalProperties" in self._node:
+            return self.child("additionalProperties")
+        if self.has("unevaluatedProperties") and not any(map(self.has, SAME_VALUE)):
+            return self.child("unevaluatedProperties")
         return None
 
+    def _apart(self, patterns: dict[str, Lowered], count: int) -> dict[str, Lowered]:
+        """Patterns of which no two match one name, as the engine needs them; else one for the names of all,
+        whose values are checked."""
+        together = len(patterns) < count or len(patterns) > MAX_PATTERNS or self._relaxation.property_patterns
+        alone = len(patterns) < 2 and "properties" not in self._node
+        if not patterns or alone or not together:
+            return patterns
+        self.check("patternProperties")
+        return {"|".join(f"(?:{pattern})" for pattern in patterns): True}
 
-def _check_depth(root: Lowered, definitions: Mapping[str, Lowered]) -> None:
-    """Refuse what would take the engine's recursion too deep: it follows each reference where it first
-    stands."""
-    entered: set[str] = set()
-    stack: list[Iterator[Any]] = [iter((root,))]
-    while stack:
-        node = next(stack[-1], stack)
-        if node is stack:
-            stack.pop()
-            continue
-        if len(stack) > MAX_DEPTH:
-            text = f"is nested more than {MAX_DEPTH} levels deep, references followed"
-            raise BadConstraint(text, where=KIND, hint="make it flatter")
-        if isinstance(node, dict):
-            reference = node.get("$ref")
-            name = reference.rpartition("/")[2] if isinstance(reference, str) else ""
-            inner = list(node.values())
-            if name in definitions and name not in entered:
-                entered.add(name)
-                inner.append(definitions[name])
-            stack.append(iter(inner))
-        elif isinstance(node, list):
-            stack.append(iter(node))
+    def _names_rule(self) -> str | None:
+        """propertyNames as one expression for a name, if it is that simple."""
+        rule = self._node.get("propertyNames")
+        if not self.has("propertyNames") or not isinstance(rule, dict) or any(map(self.has, SAME_VALUE)):
+            return None
+        keywords = {word for word in rule if word in _NAME_KEYWORDS}
+        check_shapes((*self._path, "propertyNames"), rule, self._document.draft)
+        if not keywords or len(keywords) < len(rule.keys() - _SILENT):
+            return None
+        if keywords <= {"type", "minLength", "maxLength"} and rule.get("type", "string") == "string":
+            high = int(rule["maxLength"]) if "maxLength" in rule else ""
+            return f"^(?s:.{{{int(rule.get('minLength', 0))},{high}}})$"
+        if keywords <= {"type", "pattern"} and rule.get("type", "string") == "string":
+            return spell(rule["pattern"]).rust
+        if keywords == {"enum"}:
+            names = [name for name in rule["enum"] if isinstance(name, str) and spellable(name)]
+            return f"^(?:{'|'.join(map(rust_literal, names))})$" if names else None
+        return None
+
+    def _name_fits(self, name: str) -> bool:
+        """Whether propertyNames, simple as _names_rule() takes it, allows `name`."""
+        rule = self._node["propertyNames"]
+        if "enum" in rule:
+            return bool(name in rule["enum"])
+        if "pattern" in rule:
+            return matches_pattern(rule["pattern"], name)
+        return bool(rule.get("minLength", 0) <= len(name) <= rule.get("maxLength", len(name)))
+
+    def _pattern_properties(self) -> dict[str, str] | None:
+        """The expression of each name of patternProperties; None if the engine cannot keep them."""
+        names = self._node.get("patternProperties", {})
+        if not names:
+            return {}
+        spelled: dict[str, str] = {}
+        for name in names:
+            rust = self._lowering.text_rule((*self._path, "patternProperties", name), "pattern", name)
+            if rust is None:
+                return None
+            spelled[name] = rust
+        return spelled
+
+    def required(self) -> None:
+        if self._relaxation.everything:
+            self.check("required")
+            return
+        if not all(map(spellable, self._node["required"])):
+            raise self.unspelled("required")
+        self._out["required"] = list(dict.fromkeys(self._node["required"]))
+
+    def property_counts(self) -> None:
+        if self._relaxation.property_counts:
+            self.leave("minProperties", "maxProperties")
+            return
+        for word in ("minProperties", "maxProperties"):
+            if word in self._node:
+                self._out[word] = int(self._node[word])
+        if self._node.get("minProperties", 0) > 1:
+            self.check("minProperties")  # the engine counts a name that is repeated as two
+
+    def property_conditions(self) -> None:
+        self.leave("dependencies", "dependentRequired", "dependentSchemas")
+        if self.has("propertyNames"):
+            if (
+                not self._names_kept  # by unevaluatedProperties
+                and self._names_rule() is not None
+                and not self.has("properties")
+                and not self.has("additionalProperties")
+            ):
+                self.properties()
+            if not self._names_kept:
+                self.leave("propertyNames")
+
+    def unevaluated(self) -> None:
+        for word, instead in (
+            ("unevaluatedProperties", "additionalProperties"),
+            ("unevaluatedItems", "items"),
+        ):
+            if not self.has(word):
+                continue
+            if any(map(self.has, SAME_VALUE)) or (instead == "items" and self.has("contains")):
+                self.leave(word)
+            elif instead == "items":
+                listed = isinstance(self._node.get("items"), list) and "additionalItems" not in self._node
+                if listed or "items" not in self._node:
+                    self._out["items"] = self.child(word)
+            elif "properties" not in self._node and "patternProperties" not in self._node:
+                self.properties()
+
+    # -- arrays
+
+    def items(self) -> None:
+        node = self._node
+        if self.has("prefixItems"):
+            self._out["prefixItems"] = [
+                self.child("prefixItems", at) for at in range(len(node["prefixItems"]))
+            ]
+        if isinstance(node.get("items"), list):
+            if self._document.draft > 2019:
+                raise mistake(
+                    "items is a list; since draft 2020-12 that is prefixItems", (*self._path, "items")
+                )
+            self._out["prefixItems"] = [self.child("items", at) for at in range(len(node["items"]))]
+            if "additionalItems" in node:
+                self._out["items"] = self.child("additionalItems")
+        elif "items" in node:
+            self._out["items"] = self.child("items")
+
+    def item_counts(self) -> None:
+        for word in ("minItems", "maxItems"):
+            if word in self._node:
+                self._out[word] = int(self._node[word])
+        self._bound_by_values()
+
+    def _bound_by_values(self) -> None:
+        """Items that must differ are at most as many as the values listed for them."""
+        items = self._node.get("items")
+        listed = items.get("enum") if isinstance(items, Mapping) and not self.has("prefixItems") else None
+        if self._has_unique() and isinstance(listed, list):
+            values = len(set(map(canonical, listed)))
+            self._out["maxItems"] = min(self._out.get("maxItems", values), values)
+
+    def _has_unique(self) -> bool:
+        return self._node.get("uniqueItems") is True and bool(self._node.get("maxItems", 2) > 1)
+
+    def item_conditions(self) -> None:
+        if self._has_unique():
+            self.check("uniqueItems")
+            self._bound_by_values()
+        if self.has("contains"):
+            self.leave("contains", "minContains", "maxContains")
 
 
-def _any_of_types(document: SchemaDocument) -> Lowered:
-    """The widest schema that still says what kind of value comes."""
-    root = document.root
-    if not isinstance(root, Mapping) or "type" not in root or document.alone(root):
-        return True
-    names = root["type"] if isinstance(root["type"], list) else [root["type"]]
-    return {"type": sorted({"number" if name == "integer" else name for name in names})}  # 1.0 is one too
+Rule = Callable[[KeywordRules], None]
+_NAME_KEYWORDS = {"type", "minLength", "maxLength", "pattern", "enum"}
+_SILENT = {"$comment", "title", "description", "default", "examples"}
+_JSON_TYPES = {
+    bool: "boolean", int: "number", float: "number", list: "array", dict: "object",
+}  # fmt: skip
+
+
+def _table(*groups: tuple[Rule, tuple[str, ...]]) -> dict[str, Rule]:
+    return {word: rule for rule, keywords in groups for word in keywords}
+
+
+_RULES = _table(
+    (KeywordRules.type, ("type",)),
+    (KeywordRules.values, ("enum", "const")),
+    (KeywordRules.all_of, ("allOf",)),
+    (KeywordRules.any_of, ("anyOf",)),
+    (KeywordRules.one_of, ("oneOf",)),
+    (KeywordRules.negations, ("not",)),
+    (KeywordRules.conditions, ("if", "then", "else")),
+    (KeywordRules.reference, ("$ref", "$dynamicRef", "$recursiveRef")),
+    (KeywordRules.lengths, ("minLength", "maxLength")),
+    (KeywordRules.texts, ("pattern", "format")),
+    (KeywordRules.numbers, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
+    (KeywordRules.properties, ("properties", "patternProperties", "additionalProperties")),
+    (KeywordRules.required, ("required",)),
+    (KeywordRules.property_counts, ("minProperties", "maxProperties")),
+    (
+        KeywordRules.property_conditions,
+        ("dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
+    ),
+    (KeywordRules.items, ("items", "prefixItems", "additionalItems")),
+    (KeywordRules.item_counts, ("minItems", "maxItems")),
+    (KeywordRules.item_conditions, ("uniqueItems", "contains", "minContains", "maxContains")),
+    (KeywordRules.unevaluated, ("unevaluatedItems", "unevaluatedProperties")),
+)
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether some number of the value is beyond the engine's, which are floats."""
+    match value:
+        case int():
+            return abs(value) > _EXACT
+        case list():
+            return any(map(_is_beyond, value))
+        case dict():
+            return any(map(_is_beyond, value.values()))
+        case _:
+            return False
+
+
+def _spellable(value: Any) -> bool:
+    match value:
+        case str():
+            return spellable(value)
+        case list():
+            return all(map(_spellable, value))
+        case dict():
+            return all(spellable(name) and _spellable(inner) for name, inner in value.items())
+        case _:
+            return True

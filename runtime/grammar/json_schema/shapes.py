@@ -1,22 +1,30 @@
-"""What the values of JSON Schema keywords must look like; the first that does not is told with its place."""
+"""The keywords of JSON Schema: in which drafts they are known, what their values must look like, to which
+members their subschemas apply, and which keywords of a schema have no effect.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from runtime.grammar.json_schema.refs import KIND, Place, mistake, show
-from runtime.protocol.errors import UnsupportedConstraint
+from runtime.grammar.json_schema.document import (
+    SAME_VALUE,
+    SchemaDocument,
+    SchemaPath,
+    mistake,
+    show,
+    unsupported,
+)
+from runtime.grammar.json_schema.texts.ecma import matches_pattern
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 Test = Callable[[Any], bool]
-
-
-def _count(value: Any) -> bool:
-    return _number(value) and value >= 0 and float(value).is_integer()
 
 
 def _number(value: Any) -> bool:
@@ -31,29 +39,26 @@ def _schema(value: Any) -> bool:
     return isinstance(value, (bool, Mapping))
 
 
-def _schemas(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_schema, value))
-
-
-def _schema_map(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_schema, value.values()))
-
-
 def _type(value: Any) -> bool:
     names = value if isinstance(value, list) else [value]
     return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
 
 
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_COUNT = (_count, "a count: a whole number, 0 or more")
+_COUNT: tuple[Test, str] = (
+    lambda value: _number(value) and value >= 0 and float(value).is_integer(),
+    "a count: a whole number, 0 or more",
+)
 _NUMBER = (_number, "a finite number")
 _SCHEMA = (_schema, "a schema: an object or a boolean")
-_SCHEMAS = (_schemas, "a non-empty list of schemas")
-_MAP = (_schema_map, "an object whose values are schemas")
-_TEXT = (_is_string, "a string")
+_SCHEMAS: tuple[Test, str] = (
+    lambda value: isinstance(value, list) and bool(value) and all(map(_schema, value)),
+    "a non-empty list of schemas",
+)
+_MAP: tuple[Test, str] = (
+    lambda value: isinstance(value, Mapping) and all(map(_schema, value.values())),
+    "an object whose values are schemas",
+)
+_TEXT: tuple[Test, str] = (lambda value: isinstance(value, str), "a string")
 
 _SHAPES: dict[str, tuple[Test, str]] = {
     "type": (_type, f"one or more of {', '.join(_TYPES)}"),
@@ -97,36 +102,33 @@ _SINCE = {
     "unevaluatedProperties": 2019, "prefixItems": 2020, "$dynamicRef": 2020, "$recursiveRef": 2019,
 }  # fmt: skip
 _DRAFT_3 = {"disallow": "not", "extends": "allOf", "divisibleBy": "multipleOf"}
-"""Keywords that no later draft knows, and what says the same now."""
+"""Keywords that no later draft knows, and their replacements."""
 _UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 
 
 KEYWORDS = ("const", *_SHAPES)
-"""All that say what is valid, of all drafts."""
+"""All assertions and applicators, of all drafts."""
 
 
 def known(word: str, draft: int) -> bool:
-    """Whether `word` asserts something in that draft."""
+    """Whether `word` has an effect in that draft."""
     return _SINCE.get(word, 0) <= draft <= _UNTIL.get(word, 9999)
 
 
-def check_shapes(place: Place, node: Mapping[str, Any], draft: int) -> None:
+def check_shapes(path: SchemaPath, node: Mapping[str, Any], draft: int) -> None:
     """Raises BadConstraint for the first keyword of `node` whose value is not of its kind, and
     UnsupportedConstraint for one of draft 3."""
     for word, value in node.items():
         if word in _DRAFT_3:
-            raise UnsupportedConstraint(
-                f"{word} is a keyword of draft 3, which is not supported",
-                where=f"{KIND} {show((*place, word))}",
-                hint=f"use {_DRAFT_3[word]}",
-            )
+            text = f"{word} is a keyword of draft 3, which is not supported"
+            raise unsupported(text, (*path, word), f"use {_DRAFT_3[word]}")
         shape = _SHAPES.get(word)
         if shape is None or not known(word, draft):
             continue
         if word.startswith("exclusive") and draft <= 4 and isinstance(value, bool):
             continue
         if not shape[0](value):
-            raise mistake(f"{word} must be {shape[1]}, not {shown(value)}", (*place, word))
+            raise mistake(f"{word} must be {shape[1]}, not {shown(value)}", (*path, word))
 
 
 def shown(value: Any) -> str:
@@ -134,8 +136,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
+
+
+def is_of(value: Any, names: Any) -> bool:
+    """Whether a value is of the type, or of one of the types, of these names; None: any."""
+    if names is None:
+        return True
+    kinds = tuple(kind for name in ([names] if isinstance(names, str) else names) for kind in _KINDS[name])
+    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+
+
 def canonical(value: object) -> str:
-    """The same text for values that JSON Schema calls equal."""
+    """A text that is equal for values that JSON Schema calls equal."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -149,3 +165,134 @@ def _plain(value: object) -> object:
             return {name: _plain(item) for name, item in value.items()}
         case _:
             return value
+
+
+# -- subschemas that apply to members
+
+
+def member_paths(document: SchemaDocument, path: SchemaPath, name: str) -> Iterator[SchemaPath]:
+    """The subschemas of the schema at `path` that apply to the member `name` of an object."""
+    node = document.node(path)
+    if not isinstance(node, Mapping) or document.alone(node):
+        return
+    named = False
+    if name in node.get("properties", {}):
+        named = True
+        yield (*path, "properties", name)
+    for pattern in node.get("patternProperties", {}):
+        if matches_pattern(pattern, name):
+            named = True
+            yield (*path, "patternProperties", pattern)
+    rest = _rest(document, node, "additionalProperties", "unevaluatedProperties")
+    if not named and rest:
+        yield (*path, rest)
+
+
+def item_paths(document: SchemaDocument, path: SchemaPath, index: int) -> Iterator[SchemaPath]:
+    """The subschemas of the schema at `path` that apply to an item of an array."""
+    node = document.node(path)
+    if not isinstance(node, Mapping) or document.alone(node):
+        return
+    word = "items" if isinstance(node.get("items"), list) else "prefixItems"
+    first = node.get(word, ()) if word == "items" or document.draft >= 2020 else ()
+    if index < len(first):
+        yield (*path, word, index)
+    elif word == "items":
+        if rest := _rest(document, node, "additionalItems", "unevaluatedItems"):
+            yield (*path, rest)
+    else:
+        rest = _rest(document, node, "items", "unevaluatedItems")
+        if rest == "items" or (rest and "contains" not in node):
+            yield (*path, rest)
+
+
+def _rest(document: SchemaDocument, node: Mapping[str, Any], word: str, unevaluated: str) -> str:
+    """The keyword for members that no other keyword names. Beside schemas for the same value, what is
+    unevaluated is known and validated when the whole closes."""
+    if word in node:
+        return word
+    if unevaluated not in node or not known(unevaluated, document.draft):
+        return ""
+    return "" if any(other in node for other in SAME_VALUE) else unevaluated
+
+
+# -- keywords without effect
+
+MAX_IGNORED = 20
+"""Lines for one schema, at most."""
+
+_ANNOTATIONS = frozenset(
+    {
+        "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$recursiveRef", "$ref",
+        "$dynamicRef", "$vocabulary", "$comment", "$defs", "definitions", "title", "description", "default",
+        "deprecated", "readOnly", "writeOnly", "examples", "example", "const", "discriminator",
+        "externalDocs", "xml",
+    }
+)  # fmt: skip
+"""Keywords of all drafts, and of OpenAPI, that do not constrain values, or that are read elsewhere."""
+
+_CONTENT = ("contentEncoding", "contentMediaType", "contentSchema")
+"""Annotations since draft 2019-09, and optional before."""
+
+
+def unknown_keywords(path: SchemaPath, node: Mapping[str, Any], draft: int) -> Iterator[str]:
+    """A line for each keyword at `path` that has no effect. Names that begin with "x-" are extensions."""
+    for word in node:
+        if word in _ANNOTATIONS or word.startswith("x-"):
+            continue
+        if word in _CONTENT:
+            yield f"{word} {str(node[word])[:80]!r} at {show(path)} (an annotation)"
+        elif word not in KEYWORDS:
+            near = difflib.get_close_matches(word[:80], KEYWORDS, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            yield f"keyword {word[:80]!r} at {show(path)}{hint}"
+        elif not known(word, draft):
+            yield f"keyword {word!r} at {show(path)} (not of its draft)"
+
+
+# -- decimal bounds
+
+
+def shorter_within(bounds: Mapping[str, float], divisor: float | None) -> list[float]:
+    """The bounds cut to fewer decimals, if they are within all of `bounds` (minimum, ...) and multiples of
+    `divisor`: of a bound such as 0.99 the engine does not take the prefix 0.9."""
+    shorter: dict[float, None] = {}
+    for bound in bounds.values():
+        whole, _, decimals = f"{Decimal(repr(bound)):f}".partition(".")
+        for count in range(1, len(decimals)):
+            text = f"{whole}.{decimals[:count]}"
+            if float(text) and _is_within(Fraction(text), bounds, divisor):
+                shorter[float(text)] = None
+    return [int(value) if value.is_integer() else value for value in shorter]
+
+
+def between_multiples(bounds: Mapping[str, float], divisor: float) -> dict[str, float]:
+    """Bounds with the same multiples of a fractional `divisor` within them, a quarter of it away from the
+    nearest: the engine counts multiples in floating point. Unchanged if no multiple is within."""
+    step, lowest, highest = Fraction(repr(divisor)), None, None
+    for word, bound in bounds.items():
+        ratio = Fraction(repr(bound)) / step
+        if word.lower().endswith("minimum"):
+            first = math.floor(ratio) + 1 if word.startswith("exclusive") else math.ceil(ratio)
+            lowest = first if lowest is None else max(lowest, first)
+        else:
+            last = math.ceil(ratio) - 1 if word.startswith("exclusive") else math.floor(ratio)
+            highest = last if highest is None else min(highest, last)
+    if lowest is not None and highest is not None and lowest > highest:
+        return dict(bounds)
+    quarter, moved = Fraction(1, 4), {}
+    if lowest is not None:
+        moved["minimum"] = float((lowest - quarter) * step)
+    if highest is not None:
+        moved["maximum"] = float((highest + quarter) * step)
+    return moved
+
+
+def _is_within(value: Fraction, bounds: Mapping[str, float], divisor: float | None) -> bool:
+    for word, bound in bounds.items():
+        limit = Fraction(repr(bound))
+        if value == limit and word.startswith("exclusive"):
+            return False
+        if value < limit if word.lower().endswith("minimum") else value > limit:
+            return False
+    return divisor is None or (value / Fraction(repr(divisor))).denominator == 1

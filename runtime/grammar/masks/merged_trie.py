@@ -1,18 +1,14 @@
-"""MergedTrie: the tree of tokens as one automaton sees it, bytes of one kind taken for one.
+"""MergedTrie: the tree of tokens in which bytes that an automaton does not distinguish share a path.
 
-An automaton over bytes tells few kinds of them apart: of a string's inside, the quote, the backslash and the
-rest. Tokens that differ within a kind share their path here, so a walk takes thousands of nodes instead of
-hundreds of thousands. And of a run, the characters that lead along a wide repeat, only the number counts as
-long as a token goes on with them: most tokens in a string are nothing else. It knows kinds of bytes, not
-states.
+Inside of a string an automaton distinguishes the quote, the backslash and the rest, so a walk takes thousands
+of nodes instead of hundreds of thousands. Of a run, the characters along a wide repeat, only the number
+counts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, cast
@@ -23,24 +19,22 @@ import numpy.typing as npt
 from runtime.grammar.automata.dfa import ByteDfa
 from runtime.grammar.masks.mask_store import MaskStore
 from runtime.grammar.masks.native_walk import TokenTree
-from runtime.grammar.masks.trie import Ints, TokenTrie, spread, walk
+from runtime.grammar.masks.token_bits import Cache
+from runtime.grammar.masks.trie import Ints, TokenTrie, Tree, spread, walk
 
 _SCATTERED = 8
 _ALONG, _LEFT = 0, -256
-"""Where rows of a table begin: the first one, between two characters, and the last."""
+"""Offsets of rows of a table: the first one, between two characters, and the last."""
 _LENGTH = (1 << 16) - 1
 
 Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int32]
 
 
-class MergedTrie:
-    """Nodes level by level; a node's children are consecutive. The first `roots` nodes are the numbers
-    of characters of the run at the beginning of a token, from 0 on.
-
-    byte, child_start, child_count int32 [nodes]: some byte of the node's kind (0 for the roots), its
-    children. node_of int32 [ids of the vocabulary, in whole words of 32]: where an id's text ends; `nodes`
-    for ids without a text, and for those that hold a byte of no kind.
+class MergedTrie(Tree):
+    """`byte`: some byte of the node's kind. The first `roots` nodes are the numbers of characters of the run
+    at the beginning of a token, from 0 on. node_of int32 [ids, in whole words of 32]: the node at which an
+    id's text ends, or `nodes`.
     """
 
     def __init__(
@@ -59,12 +53,12 @@ class MergedTrie:
 
     @property
     def nbytes(self) -> int:
-        mine = (self.byte, self.child_count, self.child_start, self.node_of)
-        return sum(part.nbytes for part in mine)
+        arrays = (self.byte, self.child_count, self.child_start, self.node_of)
+        return sum(array.nbytes for array in arrays)
 
     @cached_property
     def _node_of(self) -> npt.NDArray[np.intp]:
-        """Quicker to take by."""
+        """A faster index."""
         return self.node_of.astype(np.intp)
 
     def pack(self, nodes: Bools) -> npt.NDArray[np.uint32]:
@@ -74,27 +68,26 @@ class MergedTrie:
 
     def reach(self, dfa: ByteDfa, chain: Sequence[int]) -> npt.NDArray[np.uint32]:
         """The ids whose bytes `dfa` allows from chain[0], as words; a new array. `chain`: the states after 0,
-        1 ... characters of the run, as far as it goes, at most `roots`. The tree's kinds of bytes are
-        those of `dfa`."""
+        1 ... characters of the run, at most `roots`. The tree's kinds of bytes are those of `dfa`."""
         nodes = np.zeros(self.nodes + 1, dtype=np.bool_)
         nodes[: len(chain)] = True
         here, source = spread(self.child_start[: len(chain)], self.child_count[: len(chain)])
-        for found, _ in walk(self, dfa, here, np.array(chain, dtype=np.int64).take(source)):
-            nodes[found] = True
+        for reached, _ in walk(self, dfa, here, np.array(chain, dtype=np.int64).take(source)):
+            nodes[reached] = True
         return self.pack(nodes)
 
 
 def merged(trie: TokenTrie, kind_of: Ints, run: npt.NDArray[np.int32]) -> MergedTrie:
-    """`kind_of` [256]: as ByteDfa.kind_of, -1 for bytes that are never wanted: what holds one is left
-    out. `run`: see run_table()."""
+    """The tree for `kind_of` [256], as ByteDfa.kind_of; tokens with a byte of kind -1 are left out. `run`:
+    see run_table()."""
     kinds = int(kind_of.max(initial=-1)) + 1
     some = np.zeros(max(kinds, 1), dtype=np.int64)
-    wanted = np.flatnonzero(kind_of >= 0)
-    some[kind_of[wanted]] = wanted
-    place = _runs(trie, run)  # the merged node of each, in the end of all; now of those within the run
-    others = np.flatnonzero(place > _LENGTH)
-    behind = (place[others] >> 16).astype(np.int16)
-    place[others] = -1
+    used = np.flatnonzero(kind_of >= 0)
+    some[kind_of[used]] = used
+    node_of = _runs(trie, run)  # the merged node of each, in the end of all; now of those within the run
+    others = np.flatnonzero(node_of > _LENGTH)
+    behind = (node_of[others] >> 16).astype(np.int16)
+    node_of[others] = -1
     others = others[behind.argsort(kind="stable")]
     ends = np.bincount(behind).cumsum().tolist()
     useful = trie.token >= 0  # what has no token at or below it is left out: characters of the run, begun
@@ -102,52 +95,52 @@ def merged(trie: TokenTrie, kind_of: Ints, run: npt.NDArray[np.int32]) -> Merged
         level = others[low:high]
         above = trie.parent[level[useful[level]]]
         useful[above[above >= 0]] = True
-    roots = int(place.max()) + 1
+    roots = int(node_of.max()) + 1
     bytes_, counts = [np.zeros(roots, dtype=np.int64)], []
-    first, width, made = 0, roots, roots
+    first, width, total = 0, roots, roots
     for low, high in itertools.pairwise(ends):
         level = others[low:high]
-        before, own = place[trie.parent[level]], kind_of[trie.byte[level]]
-        kept = np.flatnonzero((own >= 0) & (before >= 0) & useful[level])
+        before, kind = node_of[trie.parent[level]], kind_of[trie.byte[level]]
+        kept = np.flatnonzero((kind >= 0) & (before >= 0) & useful[level])
         if not len(kept):
             break
-        cells, mine = _numbered((before[kept] - first).astype(np.int64) * kinds + own[kept], width * kinds)
-        place[level[kept]] = made + mine
+        cells, mine = _numbered((before[kept] - first).astype(np.int64) * kinds + kind[kept], width * kinds)
+        node_of[level[kept]] = total + mine
         bytes_.append(some[cells % kinds])
         counts.append(np.bincount(cells // kinds, minlength=width))
-        first, made, width = made, made + len(cells), len(cells)
+        first, total, width = total, total + len(cells), len(cells)
     counts.append(np.zeros(width, dtype=np.int64))
-    place[place < 0] = made
-    place[-1] = made  # of ids without a text
+    node_of[node_of < 0] = total
+    node_of[-1] = total  # of ids without a text
     byte, count = (np.concatenate(parts).astype(np.int32) for parts in (bytes_, counts))
-    return MergedTrie(byte, count, roots, place.take(trie.end_of), trie.deepest)
+    return MergedTrie(byte, count, roots, node_of.take(trie.end_of), trie.deepest)
 
 
 def _runs(trie: TokenTrie, run: npt.NDArray[np.int32]) -> Numbers:
     """int32 [nodes of `trie`, and one above the first bytes]: of a node's text, the characters of the run
     that it begins with, and 1 << 16 times the bytes behind them."""
     count = len(trie.byte) + 1
-    rows, found = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
+    rows, counts = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     flat = run.reshape(-1)
     for low, high in itertools.pairwise(trie.levels):
         above = trie.parent[low:high].astype(np.intp)
-        now, before = flat.take(rows.take(above) + trie.byte[low:high]), found.take(above)
+        now, before = flat.take(rows.take(above) + trie.byte[low:high]), counts.take(above)
         left = np.flatnonzero(now != _ALONG)
         rows[low:high] = now
-        found[low:high] = (before & _LENGTH) + 1
-        found[low + left] = before[left] + (1 << 16)
-    return found
+        counts[low:high] = (before & _LENGTH) + 1
+        counts[low + left] = before[left] + (1 << 16)
+    return counts
 
 
 def run_table(utf8: npt.NDArray[np.int32], classes: Bools) -> npt.NDArray[np.int32]:
-    """`utf8` (see utf8_table), with rows instead of nodes, by where they begin: _ALONG for the characters of
-    a run's `classes`, _LEFT for all others, which is a last row of nothing else."""
+    """`utf8` (see utf8_table) with offsets of rows instead of nodes: _ALONG for the characters of a run's
+    `classes`, _LEFT for all others, which is a last row of nothing else."""
     table = np.where(utf8 >= 0, utf8 * 256, np.where(classes[~np.minimum(utf8, -1)], _ALONG, _LEFT))
     return np.concatenate((table, np.full((1, 256), _LEFT))).astype(np.int32)
 
 
 def _numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
-    """The different `values`, ascending, and which of them each is; all are below `bound`."""
+    """np.unique of `values`, with the inverse; all are below `bound`."""
     if bound > _SCATTERED * len(values) + 4096:
         return np.unique(values, return_inverse=True)
     there = np.zeros(bound, dtype=np.bool_)
@@ -159,47 +152,34 @@ def _numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
 
 
 class MergedTries:
-    """Those of one vocabulary by kinds of bytes; the longest unused go when they take more than
-    `limit_bytes`. With a store they are found on disk again. Thread-safe."""
+    """The merged tries of one vocabulary, by kinds of bytes, within `limit_bytes`; with a store they are kept
+    on disk. Thread-safe."""
 
     def __init__(self, trie: TokenTrie, limit_bytes: int = 64 << 20, store: MaskStore | None = None) -> None:
-        self._trie, self._limit, self._store = trie, limit_bytes, store
-        self._known: OrderedDict[bytes, MergedTrie] = OrderedDict()
-        self._held = 0
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self._trie, self._store = trie, store
+        self._known: Cache[MergedTrie] = Cache(limit_bytes, lambda tree: tree.nbytes)
 
     def of(self, kind_of: Ints, run: npt.NDArray[np.int32]) -> MergedTrie:
         """See merged()."""
         key = hashlib.blake2b(kind_of.tobytes() + run.tobytes(), digest_size=20).digest()
-        with self._lock:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
-                return found
-        found = self._load(key)
-        if found is None:
-            found = merged(self._trie, kind_of, run)
+        return self._known.get(key, lambda: self._make(key, kind_of, run))
+
+    def _make(self, key: bytes, kind_of: Ints, run: npt.NDArray[np.int32]) -> MergedTrie:
+        tree = self._load(key)
+        if tree is None:
+            tree = merged(self._trie, kind_of, run)
             if self._store is not None:
-                roots = np.array([found.roots], dtype=np.int64)
-                self._store.save(key, (found.byte, found.child_count, roots, found.node_of))
-        with self._lock:
-            if key not in self._known:
-                self._known[key] = found
-                self._held += found.nbytes
-            while self._held > self._limit and len(self._known) > 1:
-                self._held -= self._known.popitem(last=False)[1].nbytes
-        return found
+                roots = np.array([tree.roots], dtype=np.int64)
+                self._store.save(key, (tree.byte, tree.child_count, roots, tree.node_of))
+        return tree
 
     def _load(self, key: bytes) -> MergedTrie | None:
         parts = self._store.load(key) if self._store is not None else None
         if parts is None or len(parts) != 4:
             return None
         byte, child_count, roots, node_of = cast("tuple[Any, ...]", parts)
-        wanted = [(byte, np.int32), (child_count, np.int32), (roots, np.int64), (node_of, np.int32)]
-        if any(part.dtype != kind or part.ndim != 1 for part, kind in wanted) or len(roots) != 1:
+        dtypes = [(byte, np.int32), (child_count, np.int32), (roots, np.int64), (node_of, np.int32)]
+        if any(part.dtype != kind or part.ndim != 1 for part, kind in dtypes) or len(roots) != 1:
             return None
         nodes, first = len(byte), int(roots[0])
         fits = len(child_count) == nodes and first + int(child_count.sum(dtype=np.int64)) == nodes

@@ -1,7 +1,5 @@
 """Masks by the C library (runtime/kernels/native/token_mask.h): in one call what a TokenTrie or a MergedTrie
-gives with numpy, which computes where there is no library.
-
-Knows pointers and arrays; not what a mask is for.
+computes with numpy if there is no library.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class _Struct(ctypes.Structure):
-    """One of the source's; holds the arrays it points to, and its own address."""
+    """A struct of the source, with the arrays it points to and its address."""
 
     def __init__(self, arrays: dict[str, npt.NDArray[Any]], **numbers: int) -> None:
         self.arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -52,16 +50,16 @@ class ByteTable(_Struct):
 
 @functools.cache
 def library() -> Any:
-    """The library's token_mask(); None where there is none. The same for the whole process."""
+    """The library's token_mask(), or None. The same for the whole process."""
     for path in paths():
         try:
-            # A call is shorter than a wait for the interpreter, so it does not let go of it.
-            found = load(path, ctypes.PyDLL).token_mask
+            # A call is shorter than a wait for the interpreter, so it keeps the lock.
+            call = load(path, ctypes.PyDLL).token_mask
         except (OSError, AttributeError) as error:
             log.warning("%s is not used: %s", path, error)
             continue
-        found.restype, found.argtypes = ctypes.c_int, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
-        return found
+        call.restype, call.argtypes = ctypes.c_int, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
+        return call
     return None
 
 

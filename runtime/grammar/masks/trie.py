@@ -1,46 +1,42 @@
-"""TokenTrie: the bytes of all tokens of a vocabulary as one tree in arrays, walked for a whole vocabulary
-at once.
-
-It does not know what is allowed; an automaton tells.
+"""TokenTrie: the bytes of all tokens of a vocabulary as one tree in arrays, walked along an automaton for the
+whole vocabulary at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.automata.byte_automaton import DEAD
-from runtime.grammar.automata.dfa import ByteDfa
+from runtime.grammar.automata.dfa import DEAD, ByteDfa
 from runtime.grammar.masks.native_walk import TokenTree
 from runtime.protocol.vocabulary import Vocabulary
 
-_FEW = 20
-"""Nodes that are quicker walked one by one than by arrays."""
-
 Ints = npt.NDArray[np.int64]
 Small = npt.NDArray[np.signedinteger[Any]]
-Step = Callable[[Ints, npt.NDArray[np.int32]], Ints]
-"""The state after a byte, DEAD where it is not allowed; element by element."""
 
 
 class Reached(NamedTuple):
-    """Tokens that may follow a state and the states they lead to, int64 [found] each, in no special order."""
+    """Tokens that may follow a state, and the states they lead to, in no special order."""
 
     ids: Ints
     states: Ints
 
 
-class TokenTrie:
-    """Nodes level by level; a node's children, and the tokens that end at it, are consecutive.
+class Tree:
+    """Nodes level by level, int32 [nodes]: the byte of each, and its children, which are consecutive."""
 
-    byte, child_start, child_count, token int32 [nodes]: the byte of a node, its children, the token that ends
-    at it (-1 for none). The first `roots` nodes are the first bytes. Leaves out
-    ids that stand for no text: special ones, those that end a generation and empty ones.
-    """
+    byte: npt.NDArray[np.int32]
+    child_start: npt.NDArray[np.int32]
+    child_count: npt.NDArray[np.int32]
+
+
+class TokenTrie(Tree):
+    """`token` int32 [nodes]: the token that ends at a node, or -1. The first `roots` nodes are the first
+    bytes. Ids without text are left out."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = vocabulary.tokens
@@ -56,7 +52,7 @@ class TokenTrie:
         self._twins = np.empty((0, 2), dtype=np.int32)  # (id, the one of equal text that a node names)
         self.roots = 0
         self.levels = [0]
-        """Where each level of nodes begins, and where the last one ends."""
+        """The first node of each level, and the number of nodes."""
         self._build(buffer, lengths)
         singles = self.byte[: self.roots][self.token[: self.roots] >= 0].tolist()
         self.missing_bytes = frozenset(range(256)) - frozenset(singles)
@@ -65,7 +61,7 @@ class TokenTrie:
         """The levels, of the texts in `buffer`, which is in their order."""
         starts = (np.cumsum(lengths, dtype=np.int32) - lengths).astype(np.int32)
         bytes_, child_start, child_count, tokens_at, twins = [], [], [], [], [self._twins]
-        made = 0
+        count = 0
         rows = np.arange(len(lengths), dtype=np.int32)  # tokens longer than the depth, in sorted order
         above = np.zeros(len(lengths), dtype=np.int32)  # their node one level up, counted within that level
         for depth in range(self.deepest):
@@ -79,7 +75,7 @@ class TokenTrie:
             bytes_.append(now[new].astype(np.int32))
             if depth:
                 counts = np.bincount(above[new], minlength=len(bytes_[-2])).astype(np.int32)
-                child_start.append(made + np.cumsum(counts, dtype=np.int32) - counts)
+                child_start.append(count + np.cumsum(counts, dtype=np.int32) - counts)
                 child_count.append(counts)
             else:
                 self.roots = level
@@ -91,8 +87,8 @@ class TokenTrie:
             twins.append(np.stack((ended, named), axis=1)[ended != named])
             tokens_at.append(token)
             above = mine
-            made += level
-            self.levels.append(made)
+            count += level
+            self.levels.append(count)
         if bytes_:
             child_start.append(np.zeros(len(bytes_[-1]), dtype=np.int32))
             child_count.append(np.zeros(len(bytes_[-1]), dtype=np.int32))
@@ -136,8 +132,8 @@ class TokenTrie:
         return self._with_twins(_joined(tokens), _joined(states))
 
     def _with_twins(self, tokens: Ints, states: Ints) -> Reached:
-        found = np.flatnonzero(tokens >= 0)
-        tokens, states = tokens[found], states[found]
+        ends = np.flatnonzero(tokens >= 0)
+        tokens, states = tokens[ends], states[ends]
         if not len(self._twins):
             return Reached(tokens, states)
         state_of = np.full(self.size, DEAD, dtype=np.int64)
@@ -147,106 +143,37 @@ class TokenTrie:
         return Reached(ids, state_of[ids])
 
     def can_spell(self, dfa: ByteDfa) -> bool:
-        """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
+        """Whether every byte that `dfa` may need is a token by itself, so that no state can be a dead end."""
         if not self.missing_bytes:
             return True
-        wanted = {int(number) for number in np.flatnonzero((dfa.delta >= 0).any(axis=0))}
+        needed = {int(number) for number in np.flatnonzero((dfa.delta >= 0).any(axis=0))}
         for byte in self.missing_bytes:
             for entry in np.unique(dfa.utf8[:, byte]):
-                if entry >= 0 or int(~entry) in wanted:
+                if entry >= 0 or int(~entry) in needed:
                     return False
         return True
 
 
-class Tree(Protocol):
-    """byte, child_start, child_count int [nodes], as in TokenTrie."""
-
-    byte: Small
-    child_start: Small
-    child_count: Small
-
-
 def walk(tree: Tree, dfa: ByteDfa, here: Ints, at: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """All nodes of `tree` to which `dfa` allows to come, and its states there, some at a time. here, at:
-    nodes to begin with, and the states above them."""
-    step = stepper(dfa)
+    """All nodes of `tree` that `dfa` allows, and its states there, level by level. here, at: nodes to begin
+    with, and the states above them."""
+    nodes, width = dfa.nodes, dfa.delta.shape[1]
+    utf8, delta = dfa.utf8.reshape(-1), dfa.delta.reshape(-1)
+    open_, many = dfa.open_nodes.reshape(-1), dfa.open_nodes.shape[1]
     while len(here):
-        if len(here) <= _FEW:  # long repeats of one byte have one node on each level
-            here, at, nodes, states = _one_by_one(tree, dfa, list(zip(here.tolist(), at.tolist())))
-            yield nodes, states
-            continue
-        at = step(at, tree.byte.take(here))
+        state = at // nodes
+        entry = utf8.take((at - state * nodes) * 256 + tree.byte.take(here)).astype(np.int64)
+        leaf, inner = entry < 0, np.maximum(entry, 0)
+        after = delta.take(state * width + np.where(leaf, ~entry, width - 1)).astype(np.int64)
+        stays = open_.take(dfa.pattern_of.take(state) * many + inner)
+        at = np.where(
+            leaf, np.where(after >= 0, after * nodes, DEAD), np.where(stays, state * nodes + inner, DEAD)
+        )
         keep = (at >= 0).nonzero()[0]
         here, at = here.take(keep), at.take(keep)
         yield here, at
         here, source = spread(tree.child_start.take(here), tree.child_count.take(here))
         at = at.take(source)
-
-
-def _one_by_one(tree: Tree, dfa: ByteDfa, few: list[tuple[int, int]]) -> tuple[Ints, Ints, Ints, Ints]:
-    """walk() as long as the nodes are few: what is left to do, and what was found."""
-    step, byte, start, count = (
-        _single_stepper(dfa),
-        tree.byte.item,
-        tree.child_start.item,
-        tree.child_count.item,
-    )
-    nodes: list[int] = []
-    states: list[int] = []
-    while few and len(few) <= _FEW:
-        below: list[tuple[int, int]] = []
-        for node, state in few:
-            after = step(state, byte(node))
-            if after >= 0:
-                nodes.append(node)
-                states.append(after)
-                if children := count(node):
-                    first = start(node)
-                    below.append((first, after))
-                    if children > 1:
-                        below += [(child, after) for child in range(first + 1, first + children)]
-        few = below
-    left = np.array(few, dtype=np.int64).reshape(-1, 2)
-    return left[:, 0], left[:, 1], np.array(nodes, dtype=np.int64), np.array(states, dtype=np.int64)
-
-
-def stepper(dfa: ByteDfa) -> Step:
-    return _by_product(dfa) or _by_parts(dfa)
-
-
-def _single_stepper(dfa: ByteDfa) -> Callable[[int, int], int]:
-    """dfa.step(), quicker where all is written out."""
-    if dfa.product is None:
-        return dfa.step
-    kind, after = dfa.product[0].item, dfa.product[1].item
-    return lambda state, byte: after(state, kind(byte))
-
-
-def _by_product(dfa: ByteDfa) -> Step | None:
-    if dfa.product is None:
-        return None
-    kind_of, table = dfa.product
-    kinds, flat = table.shape[1], table.reshape(-1)
-    return lambda at, byte: flat.take(at * kinds + kind_of.take(byte)).astype(np.int64)
-
-
-def _by_parts(dfa: ByteDfa) -> Step:
-    nodes, width = dfa.nodes, dfa.delta.shape[1]
-    utf8, delta = dfa.utf8.reshape(-1), dfa.delta.reshape(-1)
-    open_, many = dfa.open_nodes.reshape(-1), dfa.open_nodes.shape[1]
-
-    def step(at: Ints, byte: npt.NDArray[np.int32]) -> Ints:
-        state = at // nodes
-        entry = utf8.take((at - state * nodes) * 256 + byte).astype(np.int64)
-        leaf = entry < 0
-        after = delta.take(state * width + np.where(leaf, ~entry, width - 1)).astype(np.int64)
-        inner = np.maximum(entry, 0)
-        stays = open_.take(dfa.pattern_of.take(state) * many + inner)
-        return np.where(
-            leaf, np.where(after >= 0, after * nodes, DEAD), np.where(stays, state * nodes + inner, DEAD)
-        )
-
-    return step
 
 
 def spread(starts: Small, counts: Small) -> tuple[Ints, Ints]:

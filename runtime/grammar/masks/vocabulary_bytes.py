@@ -1,8 +1,6 @@
-"""Reads the bytes of every id out of a `tokenizer.json`: what grammars and detokenisers need of a tokenizer.
-
-Two conventions are known: byte-level (each byte of a text is written as one printable character, as in
-GPT-2) and SentencePiece style (`▁` for a space, `<0xE2>` for a byte without a piece of its own). A file of
-another kind is refused. It does not tokenize and loads no tokenizer library.
+"""The bytes of every id of a `tokenizer.json`, without a tokenizer library: byte-level, as in GPT-2, or in
+the manner of SentencePiece (`▁` for a space, `<0xE2>` for a byte without its own piece). Other kinds are
+refused.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import msgspec
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.vocabulary import Vocabulary
 
-_WHERE = "tokenizer.json"
+_FILE = "tokenizer.json"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -39,7 +37,7 @@ def vocabulary_from_tokenizer(
     for added in tokenizer_json.get("added_tokens") or ():
         number, content = added.get("id"), added.get("content")
         if not isinstance(number, int) or not isinstance(content, str):
-            raise ModelLoadError(f"added token {added!r} lacks an id or its content", where=_WHERE)
+            raise ModelLoadError(f"added token {added!r} lacks an id or its content", where=_FILE)
         tokens[number] = content.encode("utf-8")
         if added.get("special"):
             special.add(number)
@@ -48,11 +46,11 @@ def vocabulary_from_tokenizer(
     if width > vocab_size:
         raise ModelLoadError(
             f"the tokenizer has ids up to {width - 1} ({width} entries), the model only {vocab_size} logits",
-            where=_WHERE,
+            where=_FILE,
             hint="the tokenizer and the model do not belong together",
         )
     if out := sorted(number for number in ends | special if not 0 <= number < vocab_size):
-        raise ModelLoadError(f"ids {out} are outside of the model's {vocab_size} logits", where=_WHERE)
+        raise ModelLoadError(f"ids {out} are outside of the model's {vocab_size} logits", where=_FILE)
     special |= ends | (set(range(vocab_size)) - tokens.keys())
     return Vocabulary(
         tuple(b"" if number in special else tokens[number] for number in range(vocab_size)),
@@ -80,7 +78,7 @@ def _pieces(model: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         case "Unigram", list() as vocab:
             yield from ((entry[0], number) for number, entry in enumerate(vocab))
         case ("BPE" | "Unigram") as kind, _:
-            raise ModelLoadError(f"the {kind} model has no usable vocabulary", where=_WHERE)
+            raise ModelLoadError(f"the {kind} model has no usable vocabulary", where=_FILE)
         case kind, _:
             raise _unknown_kind(f"model type {kind!r}")
 
@@ -122,16 +120,16 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 def _unknown_kind(what: str) -> ModelLoadError:
     return ModelLoadError(
         f"unknown kind of tokenizer: {what}",
-        where=_WHERE,
+        where=_FILE,
         hint="known are byte-level BPE, and BPE or Unigram in the manner of SentencePiece",
     )
 
 
 def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = data.get(name)
-    if not isinstance(found, Mapping):
-        raise ModelLoadError(f"has no {name!r} object", where=_WHERE)
-    return found
+    value = data.get(name)
+    if not isinstance(value, Mapping):
+        raise ModelLoadError(f"has no {name!r} object", where=_FILE)
+    return value
 
 
 @lru_cache(maxsize=1)

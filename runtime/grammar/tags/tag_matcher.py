@@ -1,18 +1,25 @@
-"""TagMatcher: the Matcher of tagged text, over the threads of `runtime.grammar.tags.tagged_text`."""
+"""TagMatcher: the Matcher of tagged text, over the parser threads of `runtime.grammar.tags.tagged_text`."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import numpy as np
 
 from runtime.grammar.backtracking import BacktrackingMatcher
 from runtime.grammar.base import Origin
+from runtime.grammar.masks.token_bits import Cache
 from runtime.grammar.tags.tag_space import TagSpace
-from runtime.grammar.tags.tagged_text import Candidates, InLeaf, InLiteral, InText, Machine, Now, Part, Runs
+from runtime.grammar.tags.tagged_text import (
+    Candidates,
+    InLeaf,
+    InLiteral,
+    InText,
+    Machine,
+    Part,
+    Runs,
+    Threads,
+)
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadConstraint
 
@@ -21,40 +28,26 @@ _MASKS = 1024
 
 
 class TagProgram:
-    """What all matchers of one text share. Masks of places outside of constrained parts are kept, at most
-    _MASKS of them."""
+    """What all matchers of one tag share, with the masks of states outside of constrained parts."""
 
     def __init__(self, part: Part, space: TagSpace, origin: Origin) -> None:
         self.part, self.space, self.origin = part, space, origin
         self.candidates = Candidates(space)
-        self._masks: OrderedDict[Hashable, TokenMask] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def mask(self, place: Hashable, make: Callable[[], TokenMask]) -> TokenMask:
-        """The mask of `place`, which `make` makes if it is not kept."""
-        with self._lock:
-            found = self._masks.get(place)
-        if found is None:
-            found = make()
-            with self._lock:
-                self._masks[place] = found
-                if len(self._masks) > _MASKS:
-                    self._masks.popitem(last=False)
-        return found
+        self.masks: Cache[TokenMask] = Cache(_MASKS)
 
 
 class _State(NamedTuple):
-    """Where the text is, whether it has ended, and how many runs there were."""
+    """The threads, whether the text has ended, and the number of runs."""
 
-    now: Now
+    now: Threads
     stopped: bool
     runs: int
 
 
 class TagMatcher(BacktrackingMatcher[_State]):
-    """A place in tagged text. After an eos only an eos may follow, which changes nothing."""
+    """A position in tagged text. After an eos only an eos may follow, which changes nothing."""
 
-    def __init__(self, program: TagProgram, machine: Machine, now: Now) -> None:
+    def __init__(self, program: TagProgram, machine: Machine, now: Threads) -> None:
         super().__init__(program.space.bits)
         self._program, self._machine, self._now = program, machine, now
         self._stopped = False
@@ -62,7 +55,7 @@ class TagMatcher(BacktrackingMatcher[_State]):
 
     @classmethod
     def start(cls, program: TagProgram) -> TagMatcher:
-        """At the beginning, its first mask made. Raises BadConstraint where nothing can match."""
+        """A matcher at the beginning, with its first mask. Raises BadConstraint if nothing can match."""
         machine = Machine(Runs())
         matcher = cls(program, machine, machine.begin(program.part))
         if not program.space.bits.count(matcher.mask()) and not matcher.may_stop():
@@ -88,7 +81,7 @@ class TagMatcher(BacktrackingMatcher[_State]):
         after = self._machine.follow(self._now, data)
         return False if after is None else self._go(after, token, mark=mark)
 
-    def _go(self, now: Now, token: int | None, *, stopped: bool = False, mark: int | None = None) -> bool:
+    def _go(self, now: Threads, token: int | None, *, stopped: bool = False, mark: int | None = None) -> bool:
         runs = self._machine.runs.next if mark is None else mark
         kept = self._mask if now is self._now and not stopped and not self._forbidden else None
         self._done(_State(self._now, self._stopped, runs), token)
@@ -96,18 +89,16 @@ class TagMatcher(BacktrackingMatcher[_State]):
         return True
 
     def _allowed(self) -> TokenMask:
-        return self._bits.stop_only if self._stopped else self._shared_mask()
-
-    def _shared_mask(self) -> TokenMask:
-        """The mask of this place; kept for others where no constrained part is under way."""
+        if self._stopped:
+            return self._bits.stop_only
         if any(isinstance(thread, InLeaf) for thread in self._now.threads):
             return self._compute()
-        return self._program.mask(self._now, self._compute)
+        return self._program.masks.get(self._now, self._compute)
 
     def _compute(self) -> TokenMask:
         space, machine, now = self._program.space, self._machine, self._now
-        sure = np.zeros(space.bits.words, dtype=np.uint32)
-        unsure = np.zeros(space.bits.words, dtype=np.uint32)
+        sure = np.zeros(space.bits.word_count, dtype=np.uint32)
+        unsure = np.zeros(space.bits.word_count, dtype=np.uint32)
         for thread in now.threads:
             for some in self._program.candidates.look(thread, machine.runs, sure):
                 unsure |= some
@@ -122,18 +113,18 @@ class TagMatcher(BacktrackingMatcher[_State]):
         return b"" if self._stopped or self._forbidden else self._machine.forced(self._now, _FORCED)
 
     def likely_bytes(self) -> bytes:
-        """The rest of the word, or the end of the free text, behind which least is to come."""
-        found: dict[int, bytes] = {}
+        """The rest of the literal, or the end of the free text, after which the fewest parts follow."""
+        ways: dict[int, bytes] = {}
         for thread in () if self._stopped else self._now.threads:
             left, rest = 0, thread.rest
             while rest is not None:
                 left, rest = left + 1, rest.after
             match thread:
                 case InText(text=text) if text.exits and not text.may_end:
-                    found[left] = text.exits[0].data
+                    ways[left] = text.exits[0].data
                 case InLiteral(data=data, at=at):
-                    found[left] = data[at:]
-        return found[min(found)] if found else b""
+                    ways[left] = data[at:]
+        return ways[min(ways)] if ways else b""
 
     def may_stop(self) -> bool:
         return self._stopped or self._now.whole
@@ -149,10 +140,10 @@ class TagMatcher(BacktrackingMatcher[_State]):
     def copy(self) -> TagMatcher:
         twin = TagMatcher(self._program, Machine(self._machine.runs.copy()), self._now)
         twin._stopped = self._stopped
-        return self._carry_over(twin)
+        return twin._with_steps_of(self)
 
     def undoable(self) -> int:
-        """The steps since the part under way began whose language is wider than its constraint."""
+        """The steps since the beginning of the current part whose language is wider than its constraint."""
         wide = [
             thread.depth
             for thread in self._now.threads

@@ -1,9 +1,8 @@
-"""Text in which free stretches, fixed words and constrained parts alternate: the machine of structural tags.
+"""Text in which free text, literals and constrained parts alternate: the machine of structural tags.
 
-Parts are matched byte by byte by a set of threads, so that a token may cross from one part into the next,
-and parts may be ambiguous. Constrained parts are matchers of some backend. Free text is valid UTF-8; the
-first place where one of its triggers ends decides: from there on the part that the trigger belongs to is
-followed. It knows no way of writing such parts down, and no engine.
+Parts are matched byte by byte by a set of threads, so a token may cross from one part into the next and parts
+may be ambiguous. Constrained parts are matchers of a backend. Free text is UTF-8 and ends at its first
+trigger.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from runtime.grammar.automata.dfa import shared_prefix
 from runtime.grammar.base import Matcher
-from runtime.grammar.tags.tag_space import Bits, TagSpace, Triggers, utf8_step
+from runtime.grammar.masks.token_bits import Bits
+from runtime.grammar.tags.tag_space import TagSpace, Triggers, utf8_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,7 @@ class Literal:
 
 @dataclass(frozen=True, eq=False)
 class Exit:
-    """Where free text holds `data` for the first time, `then` follows; `again`: and free text after it."""
+    """After the first `data` in free text `then` follows; `again`: and free text after it."""
 
     data: bytes
     then: Part
@@ -37,7 +38,7 @@ class Exit:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Free text without `excludes`, left at `exits`, and at any character where `may_end`."""
+    """Free text without `excludes` that ends at `exits`, and at any character if `may_end`."""
 
     exits: tuple[Exit, ...] = ()
     excludes: tuple[bytes, ...] = ()
@@ -47,15 +48,15 @@ class Text:
     """Bytes that a trigger begins with."""
 
     def __post_init__(self) -> None:
-        words = (*self.excludes, *(one.data for one in self.exits))
-        object.__setattr__(self, "triggers", Triggers(words))
-        object.__setattr__(self, "firsts", frozenset(word[0] for word in words if word))
+        strings = (*self.excludes, *(one.data for one in self.exits))
+        object.__setattr__(self, "triggers", Triggers(strings))
+        object.__setattr__(self, "firsts", frozenset(string[0] for string in strings if string))
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A constrained part. `first`: its matcher at the start, which is copied, never moved or asked, so that
-    threads may share it. `closers`: the bytes that its whole matches end in, None = any."""
+    """A constrained part. `first`: its matcher at the start, which is only copied, so that threads may share
+    it. `closers`: the bytes that its whole matches end in, None = any."""
 
     first: Matcher
     closers: frozenset[int] | None = None
@@ -127,15 +128,15 @@ class InLeaf(NamedTuple):
 Thread = InLiteral | InText | InLeaf
 
 
-class Now(NamedTuple):
-    """All ways to read what was taken so far. `whole`: one of them is complete."""
+class Threads(NamedTuple):
+    """The live parser threads after the text so far. `whole`: one more thread is complete."""
 
     threads: tuple[Thread, ...]
     whole: bool
 
 
 class Runs:
-    """The matchers of the leaves that were entered, by number. Copies share them until one of them moves."""
+    """The matchers of the leaves that were entered, by number. Copies share them until one moves."""
 
     def __init__(self) -> None:
         self._matchers: dict[int, Matcher] = {}
@@ -149,7 +150,7 @@ class Runs:
         return number
 
     def matcher(self, number: int) -> Matcher:
-        """Its own one from now on."""
+        """The matcher, no longer shared."""
         if number not in self._owned:
             self._matchers[number] = self._matchers[number].copy()
             self._owned.add(number)
@@ -161,8 +162,8 @@ class Runs:
         self._depths[number] += 1
         return True
 
-    def restore(self, now: Now) -> None:
-        """Every leaf that `now` is in goes back to where it was then."""
+    def restore(self, now: Threads) -> None:
+        """Roll the leaves of `now` back to their state then."""
         for thread in now.threads:
             if isinstance(thread, InLeaf) and self._depths[thread.run] != thread.depth:
                 self.matcher(thread.run).rollback(self._depths[thread.run] - thread.depth)
@@ -183,16 +184,16 @@ class Runs:
 
 
 class Machine:
-    """Steps from one Now to the next over `runs`."""
+    """Steps the threads, over the matchers in `runs`."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
 
-    def begin(self, part: Part) -> Now:
+    def begin(self, part: Part) -> Threads:
         return self._gather([(part, 0, None)], [], False)
 
-    def step(self, now: Now, byte: int) -> Now | None:
-        """None where no thread can take `byte`."""
+    def step(self, now: Threads, byte: int) -> Threads | None:
+        """None if no thread can take `byte`."""
         ahead: list[Rest | tuple[Part, int, Rest | None]] = []
         threads: list[Thread] = []
         whole = False
@@ -232,10 +233,10 @@ class Machine:
             return False
         text = at.text
         state = text.triggers.step(at.state, byte)
-        met = text.triggers.ends[state]
-        if met:
-            if met[0] >= len(text.excludes):
-                for number in met:
+        ended = text.triggers.ends[state]
+        if ended:
+            if ended[0] >= len(text.excludes):
+                for number in ended:
                     one = text.exits[number - len(text.excludes)]
                     ahead.append((one.then, 0, Rest(text, 0, at.rest) if one.again else at.rest))
             return False
@@ -244,7 +245,7 @@ class Machine:
 
     def _gather(
         self, ahead: Iterable[tuple[Part, int, Rest | None]], threads: list[Thread], whole: bool
-    ) -> Now:
+    ) -> Threads:
         """The threads at the beginnings of what may come next, besides `threads`."""
         waiting: list[tuple[Part, int, Rest | None] | None] = list(ahead)
         met: set[tuple[Part, int, Rest | None]] = set()
@@ -284,14 +285,14 @@ class Machine:
                     if high is None or count < high:
                         done = min(count + 1, low) if high is None else count + 1
                         waiting.append((item, 0, Rest(part, done, rest)))
-        return Now(tuple(dict.fromkeys(threads)), whole)
+        return Threads(tuple(dict.fromkeys(threads)), whole)
 
-    def forced(self, now: Now, limit: int) -> bytes:
-        """The longest unique way on from `now`, at most `limit` bytes; `now` is as before after it."""
-        found = bytearray()
-        at: Now | None = now
+    def forced(self, now: Threads, limit: int) -> bytes:
+        """The longest unique continuation of `now`, at most `limit` bytes; `now` stays as it is."""
+        path = bytearray()
+        at: Threads | None = now
         mark = self.runs.next
-        while at is not None and not at.whole and at.threads and len(found) < limit:
+        while at is not None and not at.whole and at.threads and len(path) < limit:
             ways = [self._forced_here(thread) for thread in at.threads]
             common = min(ways, key=len)
             if not common or any(not way.startswith(common[:1]) for way in ways):
@@ -301,12 +302,12 @@ class Machine:
                 size += 1
             for byte in common[:size]:
                 at = self.step(at, byte)
-                found.append(byte)
-                if at is None or at.whole or len(found) >= limit:
+                path.append(byte)
+                if at is None or at.whole or len(path) >= limit:
                     break
         self.runs.restore(now)
         self.runs.forget(mark)
-        return bytes(found)
+        return bytes(path)
 
     def _forced_here(self, thread: Thread) -> bytes:
         match thread:
@@ -317,8 +318,8 @@ class Machine:
             case InLeaf(_, run):
                 return self.runs.matcher(run).forced_bytes()
 
-    def follow(self, now: Now, data: bytes) -> Now | None:
-        """After `data`; None, and everything as before, if it is not allowed."""
+    def follow(self, now: Threads, data: bytes) -> Threads | None:
+        """The threads after `data`; None, and no change, if it is not allowed."""
         mark, at = self.runs.next, now
         for byte in data:
             after = self.step(at, byte)
@@ -329,19 +330,16 @@ class Machine:
             at = after
         return at
 
-    def sift(self, now: Now, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
-        """Of (bytes, id) in ascending order, the ids that may follow `now`, which is as before after it."""
+    def sift(self, now: Threads, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
+        """The ids of `tokens`, (bytes, id) in ascending order, that may follow `now`, which stays as it
+        is."""
         mark = self.runs.next
-        path: list[tuple[int, Now]] = [(0, now)]
+        path: list[tuple[int, Threads]] = [(0, now)]
         before, dead = b"", b""
         for data, token in tokens:
             if dead and data.startswith(dead):
                 continue
-            shared = 0
-            for one, other in zip(data, before):
-                if one != other:
-                    break
-                shared += 1
+            shared = shared_prefix(data, before)
             while path[-1][0] > shared:
                 path.pop()
             self.runs.restore(path[-1][1])
@@ -362,19 +360,19 @@ class Machine:
         self.runs.restore(now)
         self.runs.forget(mark)
 
-    def _stretch(self, now: Now, data: bytes, at: int) -> tuple[int, Now | None]:
-        """One byte of `data` from `at`, or as many as a leaf takes without coming to an end: the place after
-        them, and None where they are not allowed."""
+    def _stretch(self, now: Threads, data: bytes, at: int) -> tuple[int, Threads | None]:
+        """Take one byte of `data` from `at`, or as many as cannot end a leaf: the position after them, and
+        None if they are not allowed."""
         if len(now.threads) == 1 and isinstance(leaf := now.threads[0], InLeaf) and leaf.leaf.unclosed:
             run = leaf.leaf.unclosed.match(data, at)
             if run is not None and run.end() > at + 1:
                 if not self.runs.feed(leaf.run, run[0]):
                     return run.end(), None
-                return run.end(), Now((leaf._replace(depth=leaf.depth + 1),), False)
+                return run.end(), Threads((leaf._replace(depth=leaf.depth + 1),), False)
         return at + 1, self.step(now, data[at])
 
 
-def _stays_text(now: Now, data: bytes) -> bool:
+def _stays_text(now: Threads, data: bytes) -> bool:
     """Whether free text certainly goes on through `data`."""
     if not data.isascii():
         return False
@@ -388,14 +386,14 @@ def _stays_text(now: Now, data: bytes) -> bool:
 
 
 class Candidates:
-    """Tokens worth a trial, and tokens certainly allowed, by thread. Shared by all matchers of one text."""
+    """Tokens to try, and tokens certainly allowed, by thread. Shared by all matchers of one tag."""
 
     def __init__(self, space: TagSpace) -> None:
         self._space = space
         self._crossing: dict[tuple[Leaf, Rest | None], Bits] = {}
 
     def look(self, thread: Thread, runs: Runs, sure: Bits) -> Iterator[Bits]:
-        """Adds to `sure` what `thread` allows without doubt; yields sets of ids to try."""
+        """Adds to `sure` what `thread` certainly allows; yields sets of ids to try."""
         space = self._space
         match thread:
             case InLiteral(data, at):
@@ -405,45 +403,31 @@ class Candidates:
                 sure |= space.utf8_prefixes[utf8] & ~doubtful
                 yield doubtful & space.utf8_prefixes[utf8]
             case InLeaf(leaf, run, _, rest):
-                inside = runs.matcher(run).mask().bits & space.spoken
+                inside = runs.matcher(run).mask().bits & space.text_ids
                 sure |= inside
                 if rest is not None:
                     yield self._crossings(leaf, rest) & ~inside
 
     def _crossings(self, leaf: Leaf, rest: Rest) -> Bits:
-        """Tokens that may end a leaf and go on with what follows it."""
+        """Tokens that may end a leaf and continue with what follows it."""
         key = (leaf, rest)
-        found = self._crossing.get(key)
-        if found is None:
-            found = self._crossing[key] = self._compute(leaf, rest)
-        return found
-
-    def _compute(self, leaf: Leaf, rest: Rest) -> Bits:
-        after = Machine(Runs()).begin(Chain((_only(rest),)))
-        found = np.zeros_like(self._space.spoken)
-        closing = self._space.closing(leaf.closers)
-        for thread in after.threads:
-            match thread:
-                case InLiteral(data):
-                    found |= self._space.ending_in(data) & closing
-                case _:
-                    return closing
-        return found
+        if key not in self._crossing:
+            closing = self._space.closing(leaf.closers)
+            crossing = np.zeros_like(closing)
+            for thread in Machine(Runs()).begin(_as_part(rest)).threads:
+                ending = self._space.ending_in(thread.data) if isinstance(thread, InLiteral) else closing
+                crossing |= ending & closing
+            self._crossing[key] = crossing
+        return self._crossing[key]
 
 
-def _only(rest: Rest) -> Part:
-    """What `rest` begins with, as one part."""
+def _as_part(rest: Rest | None) -> Part:
     items: list[Part] = []
-    at: Rest | None = rest
-    while at is not None:
-        items.append(_remaining(at))
-        at = at.after
+    while rest is not None:
+        part = rest.part
+        if isinstance(part, Loop):
+            high = None if part.high is None else part.high - rest.rounds
+            part = Loop(part.item, max(part.low - rest.rounds, 0), high)
+        items.append(part)
+        rest = rest.after
     return Chain(tuple(items))
-
-
-def _remaining(rest: Rest) -> Part:
-    match rest.part:
-        case Loop(item, low, high):
-            return Loop(item, max(low - rest.rounds, 0), None if high is None else high - rest.rounds)
-        case part:
-            return part

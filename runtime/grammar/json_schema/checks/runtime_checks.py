@@ -1,16 +1,16 @@
-"""RuntimeChecks: what of a schema is left to validate, for which values, and the validating itself.
+"""RuntimeChecks: which values of a document have to be validated against which subschemas, and the
+validation.
 
-A value inside of a document is checked as soon as it closes, against the schemas that hold for it whatever
-the rest is (under properties, items, allOf, references); what depends on a choice (anyOf, oneOf, if) is
-checked with the value that the choice is about. The whole document is always checked. It knows no bytes and
-no engine.
+A value is checked as soon as it closes, against the schemas that apply to it whatever the rest is (under
+properties, items, allOf, references); what depends on a choice (anyOf, oneOf, if) is checked with the value
+that the choice applies to. The whole document is always checked.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,59 +18,62 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import lookup_recursive_ref
 
-from runtime.grammar.json_schema.checks.library import ValidationError, jsonschema
-from runtime.grammar.json_schema.checks.unevaluated import Unevaluated
-from runtime.grammar.json_schema.checks.validators import ALONE, DRAFTS, OWN
-from runtime.grammar.json_schema.lower import Plan
-from runtime.grammar.json_schema.refs import IN_PLACE, Place, show
-from runtime.grammar.json_schema.shapes import known
-from runtime.grammar.json_schema.texts.searching import found
+from runtime.grammar.json_schema.checks.validators import (
+    ALONE,
+    DRAFTS,
+    KEYWORDS,
+    Unevaluated,
+    ValidationError,
+    jsonschema,
+)
+from runtime.grammar.json_schema.document import Paths, SchemaPath, show
+from runtime.grammar.json_schema.lowering import Plan
+from runtime.grammar.json_schema.shapes import item_paths, member_paths
 from runtime.protocol.errors import BadConstraint
 
 _CHOICES = ("anyOf", "oneOf")
-_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_SAME_STRING = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _OF_TEXT = {"const", "enum", "format", "maxLength", "minLength", "pattern", "$dynamicRef", "$recursiveRef"}
 _DROPPED = (
     "properties", "patternProperties", "additionalProperties", "allOf", "items", "prefixItems",
     "additionalItems",
 )  # fmt: skip
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_KEPT_NAMES = 256
 _MAX_REFERENCES = 48
-"""References followed one inside of the other by one validation: the library recurses, and Python's own limit
-is met in places that cannot bear it."""
+"""Nested references that one validation follows: the library recurses, and Python's own limit could be met in
+code that does not expect it."""
 
 
 class RuntimeChecks:
-    """The checks of one plan. Shared by all matchers of a constraint; thread-safe (its caches only grow)."""
+    """The checks of one plan, shared by all matchers of a constraint. Thread-safe."""
 
     def __init__(self, plan: Plan) -> None:
         self.document, self._checks = plan.document, plan.checks
         kind, specification = DRAFTS[self.document.draft]
-        words = () if self.document.scoped else _REFERENCES
-        follow = {word: partial(self._follow, word) for word in words}
+        keywords = () if self.document.scoped else _REFERENCES
+        follow = {word: partial(self._follow, word) for word in keywords}
         rest = Unevaluated(self.document.draft, self._target)
         unevaluated = {"unevaluatedProperties": rest.properties, "unevaluatedItems": rest.items}
         newer = unevaluated if self.document.draft >= 2019 else {}
-        self._kind = jsonschema.validators.extend(kind, {**OWN, **follow, **newer})
+        self._kind = jsonschema.validators.extend(kind, {**KEYWORDS, **follow, **newer})
         self._registry = REGISTRY.with_resource(
             self.document.base_at(()), specification.create_resource(self.document.root)
         )
-        self._places = {id(node): place for place, node in self.document.objects()}
-        self._validators: dict[Place, Any] = {}
+        self._paths = {id(node): path for path, node in self.document.objects()}
+        self._validators: dict[SchemaPath, Any] = {}
         self._local = threading.local()
         self._parts: list[Mapping[str, Any]] = []
         self.whole = plan.whole
-        self._obligations: dict[tuple[Place, ...], Obligation] = {}
-        self._unheld = self._reach(self._dropped())
-        # Where a reference depends on the way to it, only the whole document can be validated.
+        self._obligations: dict[Paths, Obligation] = {}
+        self._unkept = self._reach(self._dropped())
+        # If a reference depends on the way to it, only the whole document can be validated.
         self._tainted = set() if self.document.scoped else self._find_tainted()
         self.root = self.obligation(((),), whole=plan.whole)
 
     def _follow(
         self, word: str, validator: Any, reference: str, value: Any, schema: Any
     ) -> Iterator[ValidationError]:
-        """`$ref`, resolved as the document resolves it; the library's own way stumbles over odd names."""
+        """`$ref`, resolved by the document; the library's resolver fails for odd names."""
         depth = getattr(self._local, "depth", 0)
         if depth >= _MAX_REFERENCES:
             raise RecursionError
@@ -82,60 +85,61 @@ class RuntimeChecks:
             self._local.depth = depth
 
     def _target(self, validator: Any, word: str, schema: Mapping[str, Any]) -> tuple[Any, Any]:
-        """The schema that the reference under `word` leads to, and a validator that is there."""
-        place = None if self.document.scoped else self._places.get(id(schema))
-        if place is not None:
-            target = self.document.resolve(schema[word], self.document.base_at(place))
+        """A validator at the schema that the reference under `word` leads to, and that schema."""
+        path = None if self.document.scoped else self._paths.get(id(schema))
+        if path is not None:
+            target = self.document.resolve(schema[word], self.document.base_at(path))
             if target is not None:
                 return validator, target.node
         resolver = validator._resolver
         there = lookup_recursive_ref(resolver) if word == "$recursiveRef" else resolver.lookup(schema[word])
         return validator.evolve(schema=there.contents, _resolver=there.resolver), there.contents
 
-    def _validator(self, place: Place) -> Any:
-        """A validator of what the schema at `place` has unheld; None where it takes anything or nothing."""
-        schema = self.node(place)
+    def _validator(self, path: SchemaPath) -> Any:
+        """A validator of what the engine does not keep of the schema at `path`; None for a boolean."""
+        schema = self.document.node(path)
         if not isinstance(schema, Mapping):
             return None
-        words = self._words_at(place, schema)
-        if words is not None:
-            schema = {word: schema[word] for word in schema if word in words}
-            self._parts.append(schema)  # kept, for its id stands for it
-            self._places[id(schema)] = place
+        keywords = self._keywords_at(path, schema)
+        if keywords is not None:
+            schema = {word: schema[word] for word in schema if word in keywords}
+            self._parts.append(schema)  # kept alive, since it is known by its id
+            self._paths[id(schema)] = path
         return self._kind(schema, registry=self._registry)
 
-    def _words_at(self, place: Place, node: Mapping[str, Any]) -> set[str] | None:
-        """The keywords of the schema at `place` that need to be validated there; None = all."""
-        if (self.whole and place == ()) or place in self._unheld or self.document.alone(node):
+    def _keywords_at(self, path: SchemaPath, node: Mapping[str, Any]) -> set[str] | None:
+        """The keywords of the schema at `path` that need to be validated there; None = all."""
+        if (self.whole and path == ()) or path in self._unkept or self.document.alone(node):
             return None
-        words = {*self._checks.get(place, ()), *self._choices(place, node)}
-        if not words or not words <= ALONE.keys():
+        keywords = {*self._checks.get(path, ()), *self._choices(path, node)}
+        if not keywords or not keywords <= ALONE.keys():
             return None
-        return words.union(*(ALONE[word] for word in words))
+        return keywords.union(*(ALONE[word] for word in keywords))
 
-    def fault(self, place: Place, value: Any) -> str | None:
-        """Why `value` does not match what the schema at `place` has unheld; None if it does."""
-        if place not in self._validators:
-            self._validators[place] = self._validator(place)
-        validator = self._validators[place]
+    def fault(self, path: SchemaPath, value: Any) -> str | None:
+        """Why `value` does not match what the engine does not keep of the schema at `path`; None if it
+        does."""
+        if path not in self._validators:
+            self._validators[path] = self._validator(path)
+        validator = self._validators[path]
         if validator is None:
-            return f"{show(place)}: the schema is false" if self.node(place) is False else None
+            return f"{show(path)}: the schema is false" if self.document.node(path) is False else None
         self._local.depth = 0
         try:
             error = next(validator.iter_errors(value), None)
         except RecursionError:
-            return f"{show(place)}: nested too deeply, or the schema refers to itself without an end"
+            return f"{show(path)}: nested too deeply, or the schema refers to itself without an end"
         except BadConstraint as bad:
-            return f"{show(place)}: {bad.message}"
+            return f"{show(path)}: {bad.message}"
         except Unresolvable as unresolved:
-            return f"{show(place)}: {unresolved}"
+            return f"{show(path)}: {unresolved}"
         if error is None:
             return None
-        return f"{show((*place, *error.relative_schema_path))}: {error.message[:200]}"
+        return f"{show((*path, *error.relative_schema_path))}: {error.message[:200]}"
 
-    def holds(self, place: Place, value: Any) -> bool:
-        """Whether `value` matches all of the schema at `place`; False where that cannot be told."""
-        node = self.node(place)
+    def holds(self, path: SchemaPath, value: Any) -> bool:
+        """Whether `value` matches all of the schema at `path`; False if that cannot be decided."""
+        node = self.document.node(path)
         if not isinstance(node, Mapping):
             return node is not False
         self._local.depth = 0
@@ -144,297 +148,236 @@ class RuntimeChecks:
         except (RecursionError, BadConstraint, Unresolvable):
             return False
 
-    def obligation(self, places: tuple[Place, ...], *, whole: bool = False) -> Obligation:
-        known = self._obligations.get(places)
+    def obligation(self, paths: Paths, *, whole: bool = False) -> Obligation:
+        known = self._obligations.get(paths)
         if known is None or whole:
-            known = self._obligations[places] = Obligation(self, places, whole=whole)
+            known = self._obligations[paths] = Obligation(self, paths, whole=whole)
         return known
 
-    def closure(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
-        """The schemas that hold for a value for which those at `places` hold: references and allOf
-        followed."""
-        found: dict[Place, None] = {}
-        waiting = list(reversed(places))
+    def closure(self, paths: Paths) -> Paths:
+        """The schemas that apply where those at `paths` do: references and allOf followed."""
+        closed: dict[SchemaPath, None] = {}
+        waiting = list(reversed(paths))
         while waiting:
-            place = waiting.pop()
-            if place not in found:
-                found[place] = None
-                waiting.extend(reversed(self._same(place)))
-        return tuple(found)
+            path = waiting.pop()
+            if path not in closed:
+                closed[path] = None
+                waiting.extend(reversed(self._same(path)))
+        return tuple(closed)
 
-    def node(self, place: Place) -> Any:
-        node: Any = self.document.root
-        for step in place:
-            node = node[step]
-        return node
-
-    def _same(self, place: Place) -> list[Place]:
-        node = self.node(place)
+    def _same(self, path: SchemaPath) -> list[SchemaPath]:
+        node = self.document.node(path)
         if not isinstance(node, Mapping):
             return []
-        found = self._referred(place, node)
+        paths = self._referred(path, node)
         if not self.document.alone(node) and isinstance(node.get("allOf"), list):
-            found.extend((*place, "allOf", index) for index in range(len(node["allOf"])))
-        return found
+            paths.extend((*path, "allOf", index) for index in range(len(node["allOf"])))
+        return paths
 
-    def _referred(self, place: Place, node: Mapping[str, Any]) -> list[Place]:
-        found = []
+    def _referred(self, path: SchemaPath, node: Mapping[str, Any]) -> list[SchemaPath]:
+        paths = []
         for word in _REFERENCES:
             reference = node.get(word)
-            if isinstance(reference, str) and word not in self._checks.get(place, ()):
-                target = self.document.resolve(reference, self.document.base_at(place))
+            if isinstance(reference, str) and word not in self._checks.get(path, ()):
+                target = self.document.resolve(reference, self.document.base_at(path))
                 if target is not None:
-                    found.append(target.place)
-        return found
+                    paths.append(target.path)
+        return paths
 
-    def _after(self, place: Place) -> list[Place]:
+    def _after(self, path: SchemaPath) -> list[SchemaPath]:
         """The schemas that one leads to, by reference or as a part."""
-        node = self.node(place)
+        node = self.document.node(path)
         if not isinstance(node, Mapping):
             return []
-        after = self._referred(place, node)
+        after = self._referred(path, node)
         if not self.document.alone(node):
-            after += [place + steps for steps, _ in self.document.subschemas(node)]
+            after += [path + steps for steps, _ in self.document.subschemas(node)]
         return after
 
-    def _reach(self, places: list[Place]) -> dict[Place, list[Place]]:
-        """All that `places` lead to -> the places they were come to from."""
-        sources: dict[Place, list[Place]] = {place: [] for place in places}
-        waiting = list(places)
+    def _reach(self, paths: list[SchemaPath]) -> dict[SchemaPath, list[SchemaPath]]:
+        """All that `paths` lead to -> the paths that lead there."""
+        sources: dict[SchemaPath, list[SchemaPath]] = {path: [] for path in paths}
+        waiting = list(paths)
         while waiting:
-            place = waiting.pop()
-            for inner in self._after(place):
+            path = waiting.pop()
+            for inner in self._after(path):
                 if inner not in sources:
                     sources[inner] = []
                     waiting.append(inner)
-                sources[inner].append(place)
+                sources[inner].append(path)
         return sources
 
-    def _dropped(self) -> list[Place]:
-        """The schemas of which the wider grammar holds nothing, since the keyword they are under was left
+    def _dropped(self) -> list[SchemaPath]:
+        """The schemas that the wider grammar does not keep at all, since the keyword they are under was left
         out."""
-        found: list[Place] = []
-        for place, words in self._checks.items():
-            if "the whole schema" in words:
+        dropped: list[SchemaPath] = []
+        for path, keywords in self._checks.items():
+            if "the whole schema" in keywords:
                 return [()]
-            node = self._node_or_none(place)
+            node = self._node_or_none(path)
             if isinstance(node, Mapping):
                 inner = self.document.subschemas(node)
-                found.extend(
-                    place + steps for steps, _ in inner if steps[0] in words and steps[0] in _DROPPED
+                dropped.extend(
+                    path + steps for steps, _ in inner if steps[0] in keywords and steps[0] in _DROPPED
                 )
-        return found
+        return dropped
 
-    def _node_or_none(self, place: Place) -> Any:
+    def _node_or_none(self, path: SchemaPath) -> Any:
         try:
-            return self.node(place)
+            return self.document.node(path)
         except (KeyError, IndexError, TypeError):
-            return None  # a place inside of a schema that was said in other words
+            return None  # a path inside of a schema that was expressed by other keywords
 
-    def _find_tainted(self) -> set[Place]:
+    def _find_tainted(self) -> set[SchemaPath]:
         """The schemas from which a check can be reached."""
         sources = self._reach([()])
-        tainted = {*self._checks, *self._unheld}
+        tainted = {*self._checks, *self._unkept}
         waiting = list(tainted)
         while waiting:
-            for place in sources.get(waiting.pop(), ()):
-                if place not in tainted:
-                    tainted.add(place)
-                    waiting.append(place)
+            for path in sources.get(waiting.pop(), ()):
+                if path not in tainted:
+                    tainted.add(path)
+                    waiting.append(path)
         return tainted
 
-    def checked_here(self, place: Place) -> bool:
-        """Whether a value under the schema at `place` has to be validated when it closes."""
-        if self._checks.get(place) or place in self._unheld:
+    def checked_here(self, path: SchemaPath) -> bool:
+        """Whether a value under the schema at `path` has to be validated when it closes."""
+        if self._checks.get(path) or path in self._unkept:
             return True
-        node = self.node(place)
+        node = self.document.node(path)
         if not isinstance(node, Mapping) or self.document.alone(node):
             return False
-        return bool(self._choices(place, node))
+        return bool(self._choices(path, node))
 
-    def _choices(self, place: Place, node: Mapping[str, Any]) -> list[str]:
+    def _choices(self, path: SchemaPath, node: Mapping[str, Any]) -> list[str]:
         """The choices of a schema that some check depends on."""
         return [
             word
             for word in _CHOICES
             if isinstance(node.get(word), list)
-            and any((*place, word, index) in self._tainted for index in range(len(node[word])))
+            and any((*path, word, index) in self._tainted for index in range(len(node[word])))
         ]
 
-    def reads_text(self, place: Place) -> bool:
-        """Whether the schema at `place` tells one string from another."""
-        return any(node is None or _OF_TEXT & node.keys() for node in self._of_same_value(place))
-
-    def told_apart(self, place: Place) -> frozenset[str] | None:
-        """The strings that may fare differently from others under the schema at `place`; None: too many."""
-        found: set[str] = set()
-        for node in self._of_same_value(place):
+    def distinguished(self, path: SchemaPath) -> frozenset[str] | None:
+        """The strings that the schema at `path` may treat differently from others; None: too many."""
+        strings: set[str] = set()
+        for node in self.applied_to_string(path):
             if node is None or _OF_TEXT & node.keys() - {"const", "enum"}:
                 return None
             values = [node["const"]] if "const" in node else []
             listed = node.get("enum")
             values += listed if isinstance(listed, list) else ()
-            found.update(value for value in values if isinstance(value, str))
-        return frozenset(found)
+            strings.update(value for value in values if isinstance(value, str))
+        return frozenset(strings)
 
-    def _of_same_value(self, place: Place) -> Iterator[Mapping[str, Any] | None]:
-        """The schemas that a value under the schema at `place` may be held against; None: one of those of the
-        standard, outside of the document."""
-        met: set[Place] = {place}
-        waiting = [place]
+    def applied_to_string(self, path: SchemaPath) -> Iterator[Mapping[str, Any] | None]:
+        """The schemas that a string under the schema at `path` may be validated against; None: one outside of
+        the document."""
+        seen: set[SchemaPath] = {path}
+        waiting = [path]
         while waiting:
             here = waiting.pop()
-            node = self.node(here)
+            node = self.document.node(here)
             if not isinstance(node, Mapping):
                 continue
             yield node
             referred = self._referred(here, node)
             if len(referred) < sum(isinstance(node.get(word), str) for word in _REFERENCES):
                 yield None
-            inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_VALUE]
+            inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_STRING]
             for after in (*referred, *inner):
-                if after not in met:
-                    met.add(after)
+                if after not in seen:
+                    seen.add(after)
                     waiting.append(after)
 
     @cached_property
     def forbids_members(self) -> bool:
         """Whether a name may be refused because no value may stand under it."""
-        return any(self._node_or_none(place) is False for place in self._tainted)
+        return any(self._node_or_none(path) is False for path in self._tainted)
 
-    def checks_at(self, place: Place) -> list[str]:
-        return self._checks.get(place, [])
+    def checks_at(self, path: SchemaPath) -> list[str]:
+        return self._checks.get(path, [])
 
-    def is_tainted(self, place: Place) -> bool:
-        return place in self._tainted
+    def is_tainted(self, path: SchemaPath) -> bool:
+        """Whether a check can be reached from the schema at `path`."""
+        return path in self._tainted
 
 
 class Obligation:
-    """What one value in a document owes: the schemas it must match when it closes (`places`, maybe none), and
-    what its members owe."""
+    """What has to be checked of one value: the schemas it must match when it closes (`paths`, maybe none),
+    and the obligations of its members."""
 
-    def __init__(self, runtime: RuntimeChecks, given: tuple[Place, ...], *, whole: bool = False) -> None:
+    def __init__(self, runtime: RuntimeChecks, schemas: Paths, *, whole: bool = False) -> None:
         self._runtime = runtime
-        self._same = runtime.closure(given)
-        self._all = [place for place in self._same if runtime.is_tainted(place)]
-        places = [place for place in self._all if runtime.checked_here(place)]
-        self.places = ((),) if whole else tuple(places)
-        self.strict = bool(places)
-        """Whether the value may be refused though each of its parts is as it should be."""
-        self.impossible = any(runtime.node(place) is False for place in self._all)
-        nodes = [(place, node) for place in self._all if isinstance(node := runtime.node(place), Mapping)]
-        unique = [place for place, _ in nodes if "uniqueItems" in runtime.checks_at(place)]
+        self._all = [path for path in runtime.closure(schemas) if runtime.is_tainted(path)]
+        paths = [path for path in self._all if runtime.checked_here(path)]
+        self.paths = ((),) if whole else tuple(paths)
+        self.strict = bool(paths)
+        """Whether the value may be refused though each of its parts is valid."""
+        self.impossible = any(runtime.document.node(path) is False for path in self._all)
+        objects = [path for path in self._all if isinstance(runtime.document.node(path), Mapping)]
+        unique = [path for path in objects if "uniqueItems" in runtime.checks_at(path)]
         self.unique_at = show((*unique[0], "uniqueItems")) if unique else ""
         self.unique = bool(unique)
-        """Whether the items of an array have to differ: told as an item closes, while there is a way out."""
-        self._name_places = tuple(
-            (*place, "propertyNames") for place, _ in nodes if "propertyNames" in runtime.checks_at(place)
+        """Whether the items of an array have to differ; checked as each item closes."""
+        self._name_paths = tuple(
+            (*path, "propertyNames") for path in objects if "propertyNames" in runtime.checks_at(path)
         )
-        self._names: dict[str, Obligation] = {}
-        self._items: dict[int, Obligation] = {}
         self._idle = not self._all
 
     def member(self, name: str) -> Obligation:
         if self._idle:
-            return self._runtime.obligation(()) if self.places else self
-        known = self._names.get(name)
-        if known is None:
-            known = self._runtime.obligation(tuple(self._property_places(name)))
-            if len(self._names) < _KEPT_NAMES:
-                self._names[name] = known
-        return known
+            return self._runtime.obligation(()) if self.paths else self
+        document = self._runtime.document
+        paths = (inner for path in self._all for inner in member_paths(document, path, name))
+        return self._runtime.obligation(tuple(paths))
 
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
-        for place in self._name_places:
-            fault = self._runtime.fault(place, name)
+        for path in self._name_paths:
+            fault = self._runtime.fault(path, name)
             if fault is not None:
                 return fault
         return None
 
     def item(self, index: int) -> Obligation:
         if self._idle:
-            return self._runtime.obligation(()) if self.places else self
-        known = self._items.get(index)
-        if known is None:
-            known = self._runtime.obligation(tuple(self._item_places(index, self._all)))
-            if len(self._items) < _KEPT_NAMES:
-                self._items[index] = known
-        return known
-
-    def _property_places(self, name: str) -> Iterator[Place]:
-        for place in self._all:
-            node = self._runtime.node(place)
-            if not isinstance(node, Mapping) or self._runtime.document.alone(node):
-                continue
-            matched = False
-            if name in node.get("properties", {}):
-                matched = True
-                yield (*place, "properties", name)
-            for pattern in node.get("patternProperties", {}):
-                if found(pattern, name):
-                    matched = True
-                    yield (*place, "patternProperties", pattern)
-            rest = self._rest(node, "additionalProperties", "unevaluatedProperties")
-            if not matched and rest:
-                yield (*place, rest)
-
-    def _rest(self, node: Mapping[str, Any], word: str, unevaluated: str) -> str:
-        """The keyword that holds for what no other names. Where schemas for the same value stand beside it,
-        what is unevaluated is known when the whole closes, and validated then."""
-        if word in node:
-            return word
-        if unevaluated not in node or not known(unevaluated, self._runtime.document.draft):
-            return ""
-        return "" if any(other in node for other in IN_PLACE) else unevaluated
-
-    def _item_places(self, index: int, places: Sequence[Place]) -> Iterator[Place]:
-        for place in places:
-            node = self._runtime.node(place)
-            if not isinstance(node, Mapping) or self._runtime.document.alone(node):
-                continue
-            items = node.get("items")
-            word = "items" if isinstance(items, list) else "prefixItems"
-            first = node.get(word, ()) if word == "items" or self._runtime.document.draft >= 2020 else ()
-            if index < len(first):
-                yield (*place, word, index)
-            elif word == "items":
-                if rest := self._rest(node, "additionalItems", "unevaluatedItems"):
-                    yield (*place, rest)
-            elif (rest := self._rest(node, "items", "unevaluatedItems")) and (
-                rest == "items" or "contains" not in node
-            ):
-                yield (*place, rest)
+            return self._runtime.obligation(()) if self.paths else self
+        document = self._runtime.document
+        paths = (inner for path in self._all for inner in item_paths(document, path, index))
+        return self._runtime.obligation(tuple(paths))
 
     @property
-    def minds_text(self) -> bool:
+    def depends_on_text(self) -> bool:
         """Whether a string may be refused here, as one of several or as any string."""
-        return bool(self.places) and (self._reads_text or self._any_text_fault is not None)
+        return bool(self.paths) and (self._reads_text or self._any_text_fault is not None)
 
     @cached_property
     def _reads_text(self) -> bool:
-        return any(map(self._runtime.reads_text, self.places))
+        """Whether strings are distinguished."""
+        nodes = (node for path in self.paths for node in self._runtime.applied_to_string(path))
+        return any(node is None or _OF_TEXT & node.keys() for node in nodes)
 
     @cached_property
-    def told_apart(self) -> frozenset[str] | None:
-        """The strings that may fare differently from others here; None: more than can be listed."""
-        found = [self._runtime.told_apart(place) for place in self.places]
-        if any(texts is None for texts in found):
+    def distinguished(self) -> frozenset[str] | None:
+        """The strings that may be treated differently from others here; None: too many to list."""
+        sets = [self._runtime.distinguished(path) for path in self.paths]
+        if any(texts is None for texts in sets):
             return None
-        return frozenset().union(*(texts for texts in found if texts is not None))
+        return frozenset().union(*(texts for texts in sets if texts is not None))
 
     @property
-    def minds_names(self) -> bool:
+    def restricts_names(self) -> bool:
         """Whether an object here may be refused a name that it does not have yet."""
-        return bool(self._name_places) or (not self._idle and self._runtime.forbids_members)
+        return bool(self._name_paths) or (not self._idle and self._runtime.forbids_members)
 
     @cached_property
     def _any_text_fault(self) -> str | None:
         return self._fault_of("")
 
     def fault(self, text: str) -> str | None:
-        """Why the JSON in `text` does not do; None if it does, or nothing is owed."""
-        if not self.places:
+        """Why the JSON in `text` is invalid; None if it is valid."""
+        if not self.paths:
             return None
         if text.startswith('"') and not self._reads_text:
             return self._any_text_fault
@@ -445,9 +388,9 @@ class Obligation:
         return self._fault_of(value)
 
     def string_fault(self, text: str) -> str | None:
-        """What fault() would say of the string `text`."""
+        """fault() of the string `text`."""
         return self._fault_of(text) if self._reads_text else self._any_text_fault
 
     def _fault_of(self, value: Any) -> str | None:
-        faults = (self._runtime.fault(place, value) for place in self.places)
+        faults = (self._runtime.fault(path, value) for path in self.paths)
         return next((fault for fault in faults if fault is not None), None)

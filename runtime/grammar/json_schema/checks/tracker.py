@@ -1,8 +1,5 @@
-"""JsonTracker: follows the bytes of a JSON text, knows which values are open, and has each checked as it
-closes.
-
-The text is known to be well-formed: a grammar keeps it so. Names that an object has already are refused,
-since no schema says what they would mean. It knows no tokens and no grammar.
+"""JsonTracker: follows the bytes of a well-formed JSON text, knows which values are open, and checks each as
+it closes. Repeated names of an object are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from runtime.grammar.json_schema.shapes import canonical
 
 VALUE, KEY, STRING, NAME, SCALAR, AFTER, COLON, DONE = range(8)
 """What comes next: a value (or the end of an array), a name (or the end of an object), more of a string, of a
-name, of a number or word, a comma or an end, a colon, nothing."""
+name, of a number or literal, a comma or an end, a colon, nothing."""
 
 _SPACE = b" \t\r\n"
 _STRING_END = re.compile(rb'["\\]')
@@ -24,8 +21,8 @@ _SCALAR_END = re.compile(rb"[,\]} \t\r\n]")
 
 
 class Frame(NamedTuple):
-    """An open object or array. `names`: of the properties it has, or what its items are if they must differ;
-    the `number` of the item under way."""
+    """An open object or array. `names`: of its properties, or its items if they must differ; `number`: of the
+    current item."""
 
     is_object: bool
     start: int
@@ -35,8 +32,9 @@ class Frame(NamedTuple):
     outer: Frame | None
 
 
-class Place(NamedTuple):
-    """A place in a text. `start` of the string, name or scalar under way, `obligation` of the value there."""
+class Position(NamedTuple):
+    """A position in a text. `start` of the current string, name or scalar, `obligation` of the current
+    value."""
 
     length: int
     mode: int
@@ -47,54 +45,54 @@ class Place(NamedTuple):
 
 
 class JsonTracker:
-    """The text so far and the place in it. `fault` says why the last feed() was refused."""
+    """The text so far and the position in it. `fault` says why the last feed() was refused."""
 
     def __init__(self, obligation: Obligation) -> None:
         self._text = bytearray()
-        self.place = Place(0, VALUE, 0, False, obligation, None)
+        self.position = Position(0, VALUE, 0, False, obligation, None)
         self.fault = ""
         self._known: dict[tuple[int, bytes], str | None] = {}
 
     def copy(self) -> JsonTracker:
-        twin = JsonTracker(self.place.obligation)
-        twin._text, twin.place = bytearray(self._text), self.place
+        twin = JsonTracker(self.position.obligation)
+        twin._text, twin.position = bytearray(self._text), self.position
         return twin
 
-    def restore(self, place: Place) -> None:
-        """Back to an earlier place of this text."""
-        del self._text[place.length :]
-        self.place = place
+    def restore(self, position: Position) -> None:
+        """Back to an earlier position of this text."""
+        del self._text[position.length :]
+        self.position = position
 
     def feed(self, data: bytes) -> bool:
-        """Follow `data`. False, and no change, where a value closes that its schema refuses."""
-        before = self.place
+        """Follow `data`. False, and no change, if a value closes that is invalid."""
+        before = self.position
         self._text += data
-        place, end = before, before.length + len(data)
-        while place.length < end:
-            after = self._step(place, end)
+        position, end = before, before.length + len(data)
+        while position.length < end:
+            after = self._step(position, end)
             if after is None:
                 self.restore(before)
                 return False
-            place = after
-        self.place = place
+            position = after
+        self.position = position
         return True
 
     def allows(self, data: bytes) -> bool:
-        """What feed(data) would say."""
-        before = self.place
-        taken = self.feed(data)
+        """What feed(data) would return."""
+        before = self.position
+        valid = self.feed(data)
         self.restore(before)
-        return taken
+        return valid
 
-    def closes(self, place: Place, text: str) -> bool:
-        """Whether the string or name under way at `place` may end as `text`."""
-        frame, obligation = place.frame, place.obligation
-        if place.mode == NAME:
+    def closes(self, position: Position, text: str) -> bool:
+        """Whether the current string or name at `position` may end as `text`."""
+        frame, obligation = position.frame, position.obligation
+        if position.mode == NAME:
             assert frame is not None, "a name is inside of an object"
             if text in frame.names:
                 return False
             return frame.obligation.name_fault(text) is None and not frame.obligation.member(text).impossible
-        if obligation.places and obligation.string_fault(text) is not None:
+        if obligation.paths and obligation.string_fault(text) is not None:
             return False
         if frame is None or frame.is_object or not frame.obligation.unique:
             return True
@@ -102,30 +100,29 @@ class JsonTracker:
 
     def complete(self) -> bool:
         """Whether the text is a whole document that its schema takes."""
-        place = self.place
-        if place.mode == DONE:
+        position = self.position
+        if position.mode == DONE:
             return True
-        if place.mode != SCALAR or place.frame is not None:
+        if position.mode != SCALAR or position.frame is not None:
             return False
-        return self._owes(place.obligation, place.start, place.length) is None
+        return self._owes(position.obligation, position.start, position.length) is None
 
     def unsure(self) -> int:
-        """Where in the text the first value or name begins that is open and may still be refused; what comes
-        before it never will be. The end of the text where there is none.
+        """The start of the first open value or name that may still be refused; what comes before it never
+        will be. The end of the text if there is none.
 
-        An object may refuse a name that it has already, so one that is begun is unsure from the end of the
-        member before it: an end could come there instead, or else another name."""
-        place = self.place
-        first = place.length
-        open_value = place.mode in (STRING, SCALAR)
-        if open_value and place.obligation.strict:
-            first = place.start
-        if place.mode in (NAME, KEY) and place.frame is not None and place.frame.names:
-            begun = place.start if place.mode == NAME else place.length
+        An object may refuse a repeated name, so a name is unsure from the end of the member before it."""
+        position = self.position
+        first = position.length
+        open_value = position.mode in (STRING, SCALAR)
+        if open_value and position.obligation.strict:
+            first = position.start
+        if position.mode in (NAME, KEY) and position.frame is not None and position.frame.names:
+            begun = position.start if position.mode == NAME else position.length
             first = max(self._text.rfind(b",", 0, begun), 0)
-        frame = place.frame
+        frame = position.frame
         while frame is not None:
-            if frame.obligation.strict or frame.obligation.unique or frame.obligation.minds_names:
+            if frame.obligation.strict or frame.obligation.unique or frame.obligation.restricts_names:
                 first = min(first, frame.start)
             frame = frame.outer
         return first
@@ -134,64 +131,61 @@ class JsonTracker:
         """The text from byte `start` on."""
         return bytes(self._text[start:])
 
-    def text(self) -> bytes:
-        return bytes(self._text)
-
-    def _step(self, place: Place, end: int) -> Place | None:
-        """The place after one more byte, or a run of them; None where it is refused."""
-        at, mode = place.length, place.mode
+    def _step(self, position: Position, end: int) -> Position | None:
+        """The position after one more byte, or a run of them; None if it is refused."""
+        at, mode = position.length, position.mode
         if mode in (STRING, NAME):
-            return self._in_string(place, end)
+            return self._in_string(position, end)
         if mode == SCALAR:
-            found = _SCALAR_END.search(self._text, at, end)
-            if found is None:
-                return place._replace(length=end)
-            return self._close(place._replace(length=found.start()), place.start)
+            stop = _SCALAR_END.search(self._text, at, end)
+            if stop is None:
+                return position._replace(length=end)
+            return self._close(position._replace(length=stop.start()), position.start)
         byte = self._text[at]
         if byte in _SPACE:
-            return place._replace(length=at + 1)
+            return position._replace(length=at + 1)
         if mode in (VALUE, KEY) and byte in b"]}":  # an empty array or object
-            return self._close_frame(place)
+            return self._close_frame(position)
         if mode == VALUE:
-            return self._open(place, byte)
+            return self._open(position, byte)
         if mode == KEY:
-            return place._replace(length=at + 1, mode=NAME, start=at, escaped=False)
+            return position._replace(length=at + 1, mode=NAME, start=at, escaped=False)
         if mode == AFTER:
-            return self._after(place, byte)
+            return self._after(position, byte)
         if mode == COLON:
-            return place._replace(length=at + 1, mode=VALUE)
+            return position._replace(length=at + 1, mode=VALUE)
         self.fault = "there is text after the end of the document"
         return None
 
-    def _open(self, place: Place, byte: int) -> Place:
-        at, obligation = place.length, place.obligation
+    def _open(self, position: Position, byte: int) -> Position:
+        at, obligation = position.length, position.obligation
         match byte:
             case 0x7B:
-                frame = Frame(True, at, obligation, frozenset(), 0, place.frame)
-                return Place(at + 1, KEY, at, False, obligation, frame)
+                frame = Frame(True, at, obligation, frozenset(), 0, position.frame)
+                return Position(at + 1, KEY, at, False, obligation, frame)
             case 0x5B:
-                frame = Frame(False, at, obligation, frozenset(), 0, place.frame)
-                return Place(at + 1, VALUE, at, False, obligation.item(0), frame)
+                frame = Frame(False, at, obligation, frozenset(), 0, position.frame)
+                return Position(at + 1, VALUE, at, False, obligation.item(0), frame)
             case 0x22:
-                return place._replace(length=at + 1, mode=STRING, start=at, escaped=False)
+                return position._replace(length=at + 1, mode=STRING, start=at, escaped=False)
             case _:
-                return place._replace(length=at + 1, mode=SCALAR, start=at)
+                return position._replace(length=at + 1, mode=SCALAR, start=at)
 
-    def _in_string(self, place: Place, end: int) -> Place | None:
-        at = place.length
-        if place.escaped:
-            return place._replace(length=at + 1, escaped=False)
-        found = _STRING_END.search(self._text, at, end)
-        if found is None:
-            return place._replace(length=end)
-        at = found.end()
-        if found[0] == b"\\":
-            return place._replace(length=at, escaped=True)
-        if place.mode == STRING:
-            return self._close(place._replace(length=at), place.start)
-        frame = place.frame
+    def _in_string(self, position: Position, end: int) -> Position | None:
+        at = position.length
+        if position.escaped:
+            return position._replace(length=at + 1, escaped=False)
+        stop = _STRING_END.search(self._text, at, end)
+        if stop is None:
+            return position._replace(length=end)
+        at = stop.end()
+        if stop[0] == b"\\":
+            return position._replace(length=at, escaped=True)
+        if position.mode == STRING:
+            return self._close(position._replace(length=at), position.start)
+        frame = position.frame
         assert frame is not None, "a name is inside of an object"
-        name = json.loads(self._text[place.start : at])
+        name = json.loads(self._text[position.start : at])
         fault = (
             f"the name {name!r} is there already"
             if name in frame.names
@@ -205,46 +199,46 @@ class JsonTracker:
         if obligation.impossible:
             self.fault = f"there may be no property {name!r}"
             return None
-        return Place(at, COLON, at, False, obligation, frame)
+        return Position(at, COLON, at, False, obligation, frame)
 
-    def _after(self, place: Place, byte: int) -> Place | None:
+    def _after(self, position: Position, byte: int) -> Position | None:
         if byte != 0x2C:
-            return self._close_frame(place)
-        frame = place.frame
+            return self._close_frame(position)
+        frame = position.frame
         assert frame is not None, "a comma is inside of something"
-        at = place.length + 1
+        at = position.length + 1
         if frame.is_object:
-            return Place(at, KEY, at, False, frame.obligation, frame)
+            return Position(at, KEY, at, False, frame.obligation, frame)
         frame = frame._replace(number=frame.number + 1)
-        return Place(at, VALUE, at, False, frame.obligation.item(frame.number), frame)
+        return Position(at, VALUE, at, False, frame.obligation.item(frame.number), frame)
 
-    def _close_frame(self, place: Place) -> Place | None:
-        frame = place.frame
+    def _close_frame(self, position: Position) -> Position | None:
+        frame = position.frame
         assert frame is not None, "an end ends something"
         return self._close(
-            Place(place.length + 1, AFTER, 0, False, frame.obligation, frame.outer), frame.start
+            Position(position.length + 1, AFTER, 0, False, frame.obligation, frame.outer), frame.start
         )
 
-    def _close(self, place: Place, start: int) -> Place | None:
+    def _close(self, position: Position, start: int) -> Position | None:
         """The value from `start` ends here."""
-        fault = self._owes(place.obligation, start, place.length)
+        fault = self._owes(position.obligation, start, position.length)
         if fault is not None:
             self.fault = fault
             return None
-        frame = place.frame
+        frame = position.frame
         if frame is None:
-            return place._replace(mode=DONE)
+            return position._replace(mode=DONE)
         if not frame.is_object and frame.obligation.unique:
-            item = canonical(json.loads(self._text[start : place.length]))
+            item = canonical(json.loads(self._text[start : position.length]))
             if item in frame.names:
                 self.fault = f"{frame.obligation.unique_at}: the item is in the array already"
                 return None
             frame = frame._replace(names=frame.names | {item})
-            return place._replace(mode=AFTER, frame=frame)
-        return place._replace(mode=AFTER)
+            return position._replace(mode=AFTER, frame=frame)
+        return position._replace(mode=AFTER)
 
     def _owes(self, obligation: Obligation, start: int, end: int) -> str | None:
-        if not obligation.places:
+        if not obligation.paths:
             return None
         text = bytes(self._text[start:end])
         key = (id(obligation), text)

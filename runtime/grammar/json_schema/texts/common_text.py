@@ -1,5 +1,4 @@
-"""Patterns of lowered schemas as languages, and the shortest texts that several of them share: ideas for
-examples. It knows no schema."""
+"""The shortest texts that match several patterns of lowered schemas, for examples."""
 
 from __future__ import annotations
 
@@ -12,10 +11,20 @@ from itertools import islice, product
 from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.charset import EVERYTHING
 from runtime.grammar.automata.dfa import ByteDfa, compile_node
-from runtime.grammar.automata.regex_syntax import EMPTY, Alt, At, Chars, Node, Repeat, Seq, parse
+from runtime.grammar.automata.regex_syntax import (
+    EMPTY,
+    Alt,
+    At,
+    Chars,
+    Node,
+    Repeat,
+    Seq,
+    has_conditions,
+    parse,
+)
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
-_LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
+LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
 _STEPS = 100_000
 _MOST, _TURNING = 64, 6
 _READABLE = (*range(97, 123), *range(48, 58), *range(65, 91), 45, 46, 47, 32)
@@ -25,12 +34,12 @@ _RUST_POINT = re.compile(r"\\x\{([0-9A-Fa-f]+)\}")
 
 @lru_cache(maxsize=256)
 def shortest_of_all(patterns: tuple[str, ...], low: int, high: int) -> tuple[str, ...]:
-    """Some texts of `low` to `high` characters, as short as can be, in which each of `patterns`, in the
-    syntax of lowered schemas, is found; () where there are none, or none was found within the bounds."""
+    """Some texts of `low` to `high` characters, as short as possible, in which each of `patterns`, in the
+    syntax of lowered schemas, matches; () if none was found within the bounds."""
     automata: list[ByteDfa] = []
     for pattern in patterns:
         try:
-            automata.append(compile_node(found_by(pattern), _LIMITS))
+            automata.append(compile_node(search_language(pattern), LIMITS))
         except BadConstraint:
             continue  # the text may yet do
     letters = _letters(automata)
@@ -60,25 +69,25 @@ def shortest_of_all(patterns: tuple[str, ...], low: int, high: int) -> tuple[str
 
 
 def _letters(automata: Sequence[ByteDfa]) -> dict[tuple[int, ...], list[str]]:
-    """Characters for each way in which the automata tell characters apart, by their class in each."""
+    """Characters by their classes in the automata."""
     starts = {first for dfa in automata for first, _, _ in dfa.intervals}
     starts |= {last + 1 for dfa in automata for _, last, _ in dfa.intervals}
-    found: dict[tuple[int, ...], list[str]] = {}
+    letters: dict[tuple[int, ...], list[str]] = {}
     for point in (*_READABLE, *sorted(starts)):
         if point in _UNSPELLED or point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
             continue
         classes = tuple(_class(dfa, point) for dfa in automata)
         if -1 not in classes:
-            found.setdefault(classes, []).append(chr(point))
-    return found
+            letters.setdefault(classes, []).append(chr(point))
+    return letters
 
 
 def _alike(text: str, letters: Mapping[tuple[int, ...], list[str]]) -> tuple[str, ...]:
-    """`text`, and others with characters that no automaton tells from its own: the last ones change first."""
+    """`text`, and others with characters of the same classes; the last ones change first."""
     kinds = {char: chars for chars in letters.values() for char in chars}
     wheels = [list(dict.fromkeys((char, *kinds[char]))) for char in reversed(text)]
-    found = islice(product(*reversed(wheels[:_TURNING])), _MOST)
-    return tuple(text[: len(text) - len(end)] + "".join(end) for end in found)
+    ends = islice(product(*reversed(wheels[:_TURNING])), _MOST)
+    return tuple(text[: len(text) - len(end)] + "".join(end) for end in ends)
 
 
 def _class(dfa: ByteDfa, point: int) -> int:
@@ -98,10 +107,10 @@ def _spelled(
     return "".join(reversed(chars))
 
 
-def found_by(pattern: str) -> Node:
-    """The texts in which `pattern`, in the syntax of lowered schemas, is found: characters as themselves.
-    Raises UnsupportedConstraint where a condition stands inside of it."""
-    python = _RUST_POINT.sub(lambda found: f"\\U{int(found[1], 16):08X}", pattern)
+def search_language(pattern: str) -> Node:
+    """The texts in which `pattern`, in the syntax of lowered schemas, matches somewhere. Raises
+    UnsupportedConstraint for a condition inside of it."""
+    python = _RUST_POINT.sub(lambda point: f"\\U{int(point[1], 16):08X}", pattern)
     try:
         tree = parse(python, anchored=False)
     except BadConstraint as error:
@@ -114,16 +123,16 @@ _BEGINS, _ENDS = {"begin"}, {"end", "end_string"}
 
 
 def _searched(node: Node) -> Node:
-    """`node` found anywhere, its outer anchors resolved."""
+    """`node` anywhere in a text, its outer anchors resolved."""
     match node:
         case Alt(options):
             return Alt(tuple(_searched(option) for option in options))
         case Seq(items) if len(items) == 1:
             return _searched(items[0])
-        case Seq(items) if items and isinstance(items[0], Alt) and _conditional(items[0]):
+        case Seq(items) if items and isinstance(items[0], Alt) and has_conditions(items[0]):
             rest = items[1:]
             return Alt(tuple(_searched(_sequence(option, rest)) for option in items[0].options))
-        case Seq(items) if items and isinstance(items[-1], Alt) and _conditional(items[-1]):
+        case Seq(items) if items and isinstance(items[-1], Alt) and has_conditions(items[-1]):
             before = Seq(items[:-1])
             return Alt(tuple(_searched(_sequence(before, (option,))) for option in items[-1].options))
         case Seq(items):
@@ -141,22 +150,10 @@ def _searched(node: Node) -> Node:
     while parts and isinstance(parts[-1], At) and parts[-1].kind in _ENDS:
         del parts[-1]
         last = EMPTY  # type: ignore[assignment]
-    if any(map(_conditional, parts)):
+    if any(map(has_conditions, parts)):
         raise UnsupportedConstraint("has a condition inside")
     return Seq((first, *parts, last))
 
 
 def _sequence(first: Node, rest: tuple[Node, ...]) -> Node:
     return Seq((*first.items, *rest) if isinstance(first, Seq) else (first, *rest))
-
-
-def _conditional(node: Node) -> bool:
-    match node:
-        case At():
-            return True
-        case Chars():
-            return False
-        case Repeat(item):
-            return _conditional(item)
-        case Seq(parts) | Alt(parts):
-            return any(map(_conditional, parts))

@@ -1,20 +1,23 @@
-"""ECMA-262 regular expressions, the language of `pattern`, spelled for Python's `re` and for Rust's crates.
+"""ECMA-262 regular expressions, the language of `pattern`: spelled for Python's `re` and for Rust's crates,
+and searched in bounded time.
 
-Read as with the `u` flag where that is meaningful, and leniently where schemas in the wild are: an escaped
-character that needs no escape stands for itself. What is a mistake, and what has no exact spelling, is said
-with its position. It does not match anything.
+Read as with the `u` flag, but leniently: an escaped character that needs no escape stands for itself.
+Mistakes and what has no exact spelling are reported with their position.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import regex  # type: ignore[import-untyped]
 
-from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, union
+from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, matching, union
+from runtime.grammar.automata.regex_syntax import rust_point
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _DIGIT: Ranges = ((48, 57),)
@@ -28,10 +31,10 @@ _CLASSES = {
     "S": complement(_SPACE),
 }  # fmt: skip
 UNSPELLED: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
-"""Characters that JSON strings here cannot hold: they have no escape of one letter."""
+"""Characters that JSON strings here cannot contain: they have no escape of one letter."""
 
 NO_CHARACTER = r"[^\s\S]"
-"""In Rust's spelling, what is left of a class of UNSPELLED characters alone."""
+"""In Rust's spelling, a class of UNSPELLED characters alone."""
 
 _UNSPELLED = re.compile("[" + "".join(f"\\x{first:02x}-\\x{last:02x}" for first, last in UNSPELLED) + "]")
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
@@ -47,8 +50,8 @@ _PROPERTY = re.compile(r"\{(?:(?:gc|sc|scx|General_Category|Script|Script_Extens
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """The same expression twice. `rust` leaves out UNSPELLED characters; it is None where Rust's crates have
-    no such thing: `why` names it."""
+    """An expression in two spellings. `rust` leaves out UNSPELLED characters; None if Rust's crates lack a
+    feature, which `why` names."""
 
     python: str
     rust: str | None
@@ -134,13 +137,13 @@ class _Speller:
         self._put(_class_of(ranges, _python_point), _class_of(narrow, _rust_point))
 
     def _brace(self) -> None:
-        found = _REPEAT.match(self._text, self._at)
-        if found is None:
+        count = _REPEAT.match(self._text, self._at)
+        if count is None:
             self._literal(ord("{"))
             self._at += 1
             return
-        self._put(found[0])
-        self._at = found.end()
+        self._put(count[0])
+        self._at = count.end()
 
     def _close(self) -> None:
         behind = self._open.pop() if self._open else False
@@ -162,11 +165,11 @@ class _Speller:
         elif rest.startswith("(?:"):
             self._take("(?:")
         elif rest.startswith("(?<"):
-            found = _NAME.match(self._text, self._at)
-            if found is None:
+            name = _NAME.match(self._text, self._at)
+            if name is None:
                 raise self._mistake("a malformed group name")
-            self._put(f"(?P<{found[1].replace('$', '_')}>", "(?:")
-            self._at = found.end()
+            self._put(f"(?P<{name[1].replace('$', '_')}>", "(?:")
+            self._at = name.end()
         elif rest.startswith("(?i)") and self._at == 0:
             self._take("(?i)")  # not ECMA; common in schemas
         elif rest.startswith("(?"):
@@ -203,14 +206,14 @@ class _Speller:
             self._put("\\A" if char == "A" else "\\Z", "^" if char == "A" else "$")
             self._at += 2
         else:
-            found = self._escaped()
-            if isinstance(found, int):
-                self._literal(found)
+            chars = self._escaped()
+            if isinstance(chars, int):
+                self._literal(chars)
             else:
-                self._chars(found)
+                self._chars(chars)
 
     def _escaped(self) -> int | Ranges:
-        """The character or class of the escape here, which is stepped over."""
+        """The character or class of the escape here; moves past it."""
         char = self._text[self._at + 1 : self._at + 2]
         start = self._at
         self._at += 2
@@ -219,11 +222,11 @@ class _Speller:
         if char in _CONTROLS:
             return _CONTROLS[char]
         if char in "pP":
-            found = _PROPERTY.match(self._text, self._at)
-            if found is None:
+            name = _PROPERTY.match(self._text, self._at)
+            if name is None:
                 raise self._mistake("a malformed \\p{...}", start)
-            self._at = found.end()
-            ranges = _property(found[1])
+            self._at = name.end()
+            ranges = _property(name[1])
             return complement(ranges) if char == "P" else ranges
         if char == "u" and (braced := _BRACED.match(self._text, self._at)):
             self._at = braced.end()
@@ -285,12 +288,12 @@ class _Speller:
         return self._escaped()
 
     def _mistake(self, what: str, at: int | None = None) -> BadConstraint:
-        place = self._at if at is None else at
-        return BadConstraint(f"has {what} at position {place} of {self._text[:80]!r}")
+        position = self._at if at is None else at
+        return BadConstraint(f"has {what} at position {position} of {self._text[:80]!r}")
 
 
 def spellable(text: str) -> bool:
-    """Whether a JSON string can hold `text` here."""
+    """Whether a JSON string here can contain `text`."""
     return _UNSPELLED.search(text) is None
 
 
@@ -304,10 +307,7 @@ def _python_point(value: int) -> str:
 
 
 def _rust_point(value: int) -> str:
-    char = chr(value)
-    if 0xD800 <= value <= 0xDFFF:  # no text holds one
-        return NO_CHARACTER
-    return char if char.isalnum() and char.isascii() else f"\\x{{{value:X}}}"
+    return NO_CHARACTER if 0xD800 <= value <= 0xDFFF else rust_point(value)  # no text has surrogates
 
 
 def _class_of(ranges: Ranges, point: Callable[[int], str]) -> str:
@@ -319,31 +319,48 @@ def _class_of(ranges: Ranges, point: Callable[[int], str]) -> str:
     return "[" + "".join(point(a) if a == b else f"{point(a)}-{point(b)}" for a, b in kept) + "]"
 
 
-_LONG_NAMES = {
-    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt",
-    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "Decimal_Number": "Nd",
-    "digit": "Nd", "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P", "punct": "P",
-    "Symbol": "S",
-    "Separator": "Z", "Space_Separator": "Zs", "Other": "C", "Control": "Cc", "cntrl": "Cc",
-}  # fmt: skip
-
-
 @lru_cache(maxsize=64)
 def _property(name: str) -> Ranges:
-    category = _LONG_NAMES.get(name, name)
-    if category == "Any":
-        return ((0, 0x10FFFF),)
-    if category == "ASCII":
-        return ((0, 0x7F),)
     try:
-        expression = regex.compile(rf"\p{{{category}}}+")
+        return matching(regex.compile(rf"\p{{{name}}}+"))
     except regex.error:
-        raise UnsupportedConstraint(
-            f"asks for the Unicode property {name!r}, which is not known here"
-        ) from None
-    return tuple((found.start(), found.end() - 1) for found in expression.finditer(_every_character()))
+        text = f"asks for the Unicode property {name!r}, which is not known here"
+        raise UnsupportedConstraint(text) from None
 
 
-@lru_cache(maxsize=1)
-def _every_character() -> str:
-    return "".join(map(chr, range(0x110000)))
+# -- searching in bounded time
+
+_SECONDS = (0.05, 0.5)
+"""CPU time of all threads: a second, longer try distinguishes a slow pattern from a busy process."""
+_SHORT = 64
+_FLAT = 4
+_REPEATED_GROUP = re.compile(r"\)[*+{?]")
+_QUANTIFIER = re.compile(r"[*+{]")
+
+
+@lru_cache(maxsize=1024)
+def _searcher(pattern: str) -> Callable[[str], bool]:
+    """Whether the pattern matches somewhere in a text. Nested repeats, which may take exponential time, go to
+    an engine that can be stopped; a pattern that was stopped is not tried again."""
+    python = spell(pattern).python
+    stoppable: Any = regex.compile(python)
+    plain = _REPEATED_GROUP.search(python) is None and len(_QUANTIFIER.findall(python)) <= _FLAT
+    fast = re.compile(python) if plain and "(?<" not in python else None
+    timeouts = list(_SECONDS)
+
+    def matches(text: str) -> bool:
+        if fast is not None and len(text) <= _SHORT:
+            return fast.search(text) is not None
+        for seconds in tuple(timeouts):
+            with contextlib.suppress(TimeoutError):
+                return stoppable.search(text, timeout=seconds) is not None
+        timeouts.clear()
+        raise BadConstraint(f"the pattern {pattern[:80]!r} takes too long to search a text for")
+
+    return matches
+
+
+def matches_pattern(pattern: str, text: str) -> bool:
+    """Whether an ECMA pattern matches somewhere in `text`. Raises BadConstraint if that takes too long, or as
+    spell() does."""
+    return _searcher(pattern)(text)

@@ -1,9 +1,8 @@
-"""String formats: what `format` asserts here, and regular expressions for what is generated.
+"""String formats: what `format` asserts, and regular expressions for what is generated.
 
-matches() follows each format's standard. The expressions are meant for a whole string, in the part of the
-syntax that Python and Rust share, ASCII only in its classes; where a format is not regular, or would be huge,
-the expression is narrower than the format: what is left out is said beside it. A format that is not listed is
-an annotation, as its standard says.
+matches() follows each format's standard. The expressions match whole strings, in the syntax that Python and
+Rust share; if a format is not regular, or would be huge, its expression is narrower, as noted beside it.
+Formats that are not listed are annotations.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ FORMATS: dict[str, str] = {
 }
 MAX_LENGTH = {"hostname": 253}
 CHECKED = ("regex", "idn-hostname")
-"""Formats that no expression holds: strings of them are validated as they close."""
+"""Formats without an expression: their strings are validated as they close."""
 
 _LEAP = re.compile(r"(\d\d):(\d\d):60(?:\.\d+)?([+-])(\d\d):(\d\d)", re.ASCII)
 _QUOTED_WIDE = re.compile(r'"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*"@')
@@ -126,7 +125,7 @@ _DOTS = re.compile("[.\u3002\uff0e\uff61]")
 
 @lru_cache(maxsize=64)
 def _compiled(name: str) -> re.Pattern[str]:
-    python = re.sub(r"\\x\{([0-9A-F]+)\}", lambda found: f"\\U{int(found[1], 16):08X}", FORMATS[name])
+    python = re.sub(r"\\x\{([0-9A-F]+)\}", lambda point: f"\\U{int(point[1], 16):08X}", FORMATS[name])
     return re.compile(python)
 
 
@@ -141,14 +140,14 @@ def matches(name: str, text: str) -> bool:
 
 def _leap_time(text: str) -> bool:
     """A second 60 that is 23:59:60 in UTC."""
-    found = _LEAP.fullmatch(text)
-    if found is None:
+    parts = _LEAP.fullmatch(text)
+    if parts is None:
         return False
-    hour, minute, ahead_hours, ahead_minutes = (int(found[group]) for group in (1, 2, 4, 5))
+    hour, minute, ahead_hours, ahead_minutes = (int(parts[group]) for group in (1, 2, 4, 5))
     if hour > 23 or minute > 59 or ahead_hours > 23 or ahead_minutes > 59:
         return False
     ahead = ahead_hours * 60 + ahead_minutes
-    utc = hour * 60 + minute - (ahead if found[3] == "+" else -ahead)
+    utc = hour * 60 + minute - (ahead if parts[3] == "+" else -ahead)
     return utc % 1440 == 1439
 
 
@@ -187,11 +186,9 @@ def _one_direction(labels: list[str]) -> bool:
 
 def _hostname(text: str) -> bool:
     """RFC 1123 with A-labels (RFC 5890)."""
-    return len(text) <= 253 and _ascii_labels(text.split("."))
-
-
-def _ascii_labels(labels: list[str]) -> bool:
-    return all(_label(label, ascii_only=True) for label in labels) and _one_direction(labels)
+    labels = text.split(".")
+    valid = len(text) <= 253 and all(_label(label, ascii_only=True) for label in labels)
+    return valid and _one_direction(labels)
 
 
 def _idn_hostname(text: str) -> bool:
@@ -205,8 +202,8 @@ def _idn_hostname(text: str) -> bool:
 
 def _idn_email(text: str) -> bool:
     """A quoted local part that is not ASCII (RFC 6531)."""
-    found = _QUOTED_WIDE.match(text)
-    return found is not None and matches("idn-email", "a@" + text[found.end() :])
+    quoted = _QUOTED_WIDE.match(text)
+    return quoted is not None and matches("idn-email", "a@" + text[quoted.end() :])
 
 
 _WIDER: dict[str, Callable[[str], bool]] = {

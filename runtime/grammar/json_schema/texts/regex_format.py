@@ -1,7 +1,5 @@
-"""Whether a text is an ECMA-262 regular expression: the format `regex`.
-
-A mask asks it of hundreds of texts with one beginning, so what was found of a beginning is kept. It compiles
-and matches nothing.
+"""Whether a text is an ECMA-262 regular expression: the format `regex`. A mask checks hundreds of texts with
+one prefix, so the state after a prefix is kept.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ _ATOM = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _AHEAD = 24
-"""Characters that an atom may look at to know its end; where it needs more, it is not there yet."""
+"""Characters that decide where an atom ends; if it needs more, it is incomplete."""
 
 _STEP = 16
 _VALUES = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0, "b": 8}
 
 
-class _Place(NamedTuple):
-    """A place between two atoms. `open`: of the groups that are open whether each is one that repeats may
-    follow; repeats: whether one may follow here."""
+class _Position(NamedTuple):
+    """A position between two atoms. `open`: for each open group, whether it may be repeated; repeats: whether
+    a quantifier may follow here."""
 
     at: int = 0
     open: tuple[bool, ...] = ()
@@ -52,88 +50,89 @@ def is_regex(text: str) -> bool:
     if len(text) > MAX_LENGTH:
         return False
     known = (len(text) - _STEP) // _STEP * _STEP
-    place = _walk(text, _begun(text[:known]) if known > 0 else _Place(), len(text))
-    if place is None or place.at < len(text) or place.open:
+    position = _walk(text, _begun(text[:known]) if known > 0 else _Position(), len(text))
+    if position is None or position.at < len(text) or position.open:
         return False
-    return place.number <= place.groups and place.named <= place.names
+    return position.number <= position.groups and position.named <= position.names
 
 
 @lru_cache(maxsize=64)
-def _begun(text: str) -> _Place | None:
-    """The place up to which a text that begins with `text` is certain; None: no regular expression does."""
-    return _walk(text, _Place(), len(text) - _AHEAD)
+def _begun(text: str) -> _Position | None:
+    """The position up to which a text that begins with `text` is certain; None if no regular expression
+    begins so."""
+    return _walk(text, _Position(), len(text) - _AHEAD)
 
 
-def _walk(text: str, place: _Place | None, end: int) -> _Place | None:
-    """Over the atoms that begin before `end`, as far as there are whole ones; None for a mistake that no
-    more text mends."""
-    while place is not None and place.at < end:
-        after = _class_end(text, place.at) if text[place.at] == "[" else 0
+def _walk(text: str, position: _Position | None, end: int) -> _Position | None:
+    """Step over the complete atoms that begin before `end`; None for a mistake that no further text
+    corrects."""
+    while position is not None and position.at < end:
+        after = _class_end(text, position.at) if text[position.at] == "[" else 0
         if after:
-            place = place._replace(at=after, repeats=True)
+            position = position._replace(at=after, repeats=True)
             continue
-        found = _ATOM.match(text, place.at)
-        if found is None:
-            return place
-        place = _past(place, found)
-    return place
+        atom = _ATOM.match(text, position.at)
+        if atom is None:
+            return position
+        position = _past(position, atom)
+    return position
 
 
-def _past(place: _Place, found: re.Match[str]) -> _Place | None:
-    at = found.end()
-    match found.lastgroup:
+def _past(position: _Position, atom: re.Match[str]) -> _Position | None:
+    at = atom.end()
+    match atom.lastgroup:
         case "plain" | "brace" | "property":
-            known = found["property"] is None or _is_property(found["property"])
-            return place._replace(at=at, repeats=True) if known else None
+            known = atom["property"] is None or _is_property(atom["property"])
+            return position._replace(at=at, repeats=True) if known else None
         case "edge" | "either":
-            return place._replace(at=at, repeats=False)
+            return position._replace(at=at, repeats=False)
         case "number":
-            return place._replace(at=at, repeats=True, number=max(place.number, int(found["number"])))
+            return position._replace(at=at, repeats=True, number=max(position.number, int(atom["number"])))
         case "named":
-            return place._replace(at=at, repeats=True, named=place.named | {found["named"]})
+            return position._replace(at=at, repeats=True, named=position.named | {atom["named"]})
         case "close":
-            if not place.open:
+            if not position.open:
                 return None
-            return place._replace(at=at, open=place.open[:-1], repeats=place.open[-1])
+            return position._replace(at=at, open=position.open[:-1], repeats=position.open[-1])
         case "open":
-            name, kind = found["name"], found["open"]
-            if name is not None and name in place.names:
+            name, kind = atom["name"], atom["open"]
+            if name is not None and name in position.names:
                 return None
-            return place._replace(
+            return position._replace(
                 at=at,
-                open=(*place.open, not kind.startswith("(?<") or name is not None),
+                open=(*position.open, not kind.startswith("(?<") or name is not None),
                 repeats=False,
-                groups=place.groups + (kind == "(" or name is not None),
-                names=place.names | ({name} if name is not None else set()),
+                groups=position.groups + (kind == "(" or name is not None),
+                names=position.names | ({name} if name is not None else set()),
             )
         case _:
-            high = found["high"]
-            if not place.repeats or (high and int(high) < int(found["low"])):
+            high = atom["high"]
+            if not position.repeats or (high and int(high) < int(atom["low"])):
                 return None
-            return place._replace(at=at, repeats=False)
+            return position._replace(at=at, repeats=False)
 
 
 def _class_end(text: str, start: int) -> int:
     """Where the class that begins at `start` ends; 0: not here, or it is none."""
-    found = _CLASS.match(text, start)
-    return found.end() if found is not None and _is_class(found[1]) else 0
+    atom = _CLASS.match(text, start)
+    return atom.end() if atom is not None and _is_class(atom[1]) else 0
 
 
 @lru_cache(maxsize=256)
 def _is_class(text: str) -> bool:
     """Whether no range in it runs backwards."""
     members = list(_MEMBER.finditer(text))
-    if not all(found["property"] is None or _is_property(found["property"]) for found in members):
+    if not all(atom["property"] is None or _is_property(atom["property"]) for atom in members):
         return False
-    points = [_point(found[0]) for found in members]
-    place = 0
-    while place < len(points):
-        if place + 2 < len(points) and members[place + 1][0] == "-":
-            low, high = points[place], points[place + 2]
+    points = [_point(atom[0]) for atom in members]
+    position = 0
+    while position < len(points):
+        if position + 2 < len(points) and members[position + 1][0] == "-":
+            low, high = points[position], points[position + 2]
             if low is not None and high is not None and high < low:
                 return False
-            place += 2
-        place += 1
+            position += 2
+        position += 1
     return True
 
 
@@ -157,5 +156,5 @@ def _is_property(name: str) -> bool:
     try:
         regex.compile(rf"\p{{{value}}}")
     except regex.error:
-        return value in ("Any", "ASCII")
+        return False
     return True

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from runtime.grammar.automata.dfa import DEAD, compile_regex
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
-from runtime.grammar.jump_forward import Jump, JumpPlanner, OutlinesJumpForwardMap, plan_jump
+from runtime.grammar.jump_forward import OutlinesJumpForwardMap
+from runtime.grammar.jump_plan import Jump, JumpPlanner
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from tests.exploring import tries
@@ -154,9 +155,18 @@ grammars = st.tuples(
 ).map(lambda p: p[0] + re.escape(p[1]) + p[2] + re.escape(p[3]) + p[4])
 
 
+def plan_jump(matcher, tail_ids, vocabulary, encode, max_tokens, context=()):
+    return JumpPlanner(vocabulary, encode).plan(matcher, tail_ids, max_tokens, context)
+
+
+def table_of(dfa):
+    """The state after each byte, of each state."""
+    return np.stack([dfa.following(state) for state in range(len(dfa.delta) * dfa.nodes)])
+
+
 def distances(dfa):
     """How many bytes each state is from a match."""
-    _, table = dfa.product
+    table = table_of(dfa)
     far = np.full(len(table) + 1, 1 << 20)
     far[:-1][:: dfa.nodes][dfa.accepting] = 0
     while True:
@@ -171,13 +181,12 @@ LIKELY = frozenset(b"abcnelrs '3.,\n\">kx")
 
 def random_text(dfa, state, pick, limit=12, far=None):
     """Bytes that lead from `state` to a match; the shortest way after `limit` of them."""
-    kind_of, table = dfa.product
     far, data = distances(dfa) if far is None else far, bytearray()
     while not (dfa.accepts(state) and (dfa.is_final(state) or len(data) > limit or pick.random() < 0.15)):
         options = dfa.next_bytes(state)
         byte = pick.choice([byte for byte in options if byte in LIKELY] or options)
         if len(data) > limit or pick.random() < 0.2:
-            byte = min(options, key=lambda byte: (far[table[state, kind_of[byte]]], pick.random()))
+            byte = min(options, key=lambda byte: (far[dfa.step(state, byte)], pick.random()))
         state = dfa.step(state, byte)
         data.append(byte)
     return bytes(data)

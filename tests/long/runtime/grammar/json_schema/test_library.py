@@ -11,7 +11,7 @@ PROGRAM = """
 import sys
 import runtime.server.worker
 import runtime.grammar.backends.llguidance_backend
-from runtime.grammar.json_schema.checks.library import jsonschema
+from runtime.grammar.json_schema.checks.validators import jsonschema
 
 assert not [name for name in sys.modules if name.startswith("rfc3987_syntax")]
 checker = jsonschema.FormatChecker()

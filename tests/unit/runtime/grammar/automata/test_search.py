@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.search import MAX_STATES, Found, Search
+from runtime.grammar.search import MAX_STATES, Match, Search
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from tests.exploring import tries
 
@@ -115,7 +115,7 @@ def test_little_is_held_where_nothing_is_under_way() -> None:
         held.append(place.held)
     assert held == [0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 0, 1]
     _, found = search.feed(place, "000-12!")
-    assert found == Found("5000-12", 8, 1)
+    assert found == Match("5000-12", 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtime.grammar.json_schema.lower import LADDER, lower
-from runtime.grammar.json_schema.refs import SchemaDocument, show
-from runtime.grammar.json_schema.relaxation import Relaxation
+from runtime.grammar.json_schema.document import SchemaDocument, show
+from runtime.grammar.json_schema.lower import lower
+from runtime.grammar.json_schema.lowering import LADDER, Relaxation
 
 
 def plan(schema: Any, relaxation: Relaxation = LADDER[0]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -74,7 +74,7 @@ def test_what_is_kept_of_a_beginning_changes_nothing(before: str, begun: str, en
     kept = [is_regex(begun + end) for end in ends]
     found = []
     for end in ends:
-        whole = regex_format._walk(begun + end, regex_format._Place(), len(begun + end))
+        whole = regex_format._walk(begun + end, regex_format._Position(), len(begun + end))
         found.append(whole is not None and whole.at == len(begun + end) and not whole.open
                      and whole.number <= whole.groups and whole.named <= whole.names)  # fmt: skip
     assert kept == found

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtime.grammar.byte_matcher import byte_matcher
-from runtime.grammar.json_schema.unknown_keywords import MAX_TOLD
+from runtime.grammar.json_schema.shapes import MAX_IGNORED
 from runtime.protocol.errors import UnsupportedConstraint
+from tests.byte_matcher import byte_matcher
 
 
 def ignored(schema: Any) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def test_what_is_told(schema: Any, told: tuple[str, ...]) -> None:
 def test_of_many_a_few_are_told() -> None:
     schema = {"properties": {f"a{number}": {"foo" * 50: 1} for number in range(300)}}
     told = ignored(schema)
-    assert len(told) == MAX_TOLD
+    assert len(told) == MAX_IGNORED
     assert all(len(line) < 200 for line in told)
 
 

@@ -8,12 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from runtime.grammar.automata import dfa as dfa_module
 from runtime.grammar.automata.dfa import DEAD, compile_choices, compile_regex
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
-from runtime.grammar.masks.mask_cache import MaskCache
 from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
-from runtime.grammar.masks.token_bits import TokenBits
+from runtime.grammar.masks.token_bits import Cache, TokenBits, mask_bytes
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.vocabulary import Vocabulary
@@ -55,17 +53,14 @@ def space(tokenizer):
     return TokenSpace(tokenizer.vocabulary)
 
 
-@pytest.mark.parametrize("by", ["library", "product", "parts"])
+@pytest.mark.parametrize("by", ["library", "numpy"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_masks_equal_brute_force(space, pattern, by, monkeypatch):
     if by != "library":
         monkeypatch.setattr(space, "native", None)
-    if by == "parts":
-        monkeypatch.setattr(dfa_module, "_PRODUCT_LIMIT", 0)
-    monkeypatch.setattr(space, "cache", MaskCache())
+    monkeypatch.setattr(space, "cache", Cache(1 << 20, mask_bytes))
     dfa = compile_regex(pattern)
     automaton = TokenAutomaton(dfa, space)
-    assert (dfa.product is not None) == (by != "parts")
     pick, state = random.Random(3), 0
     for _ in range(5):
         mask = automaton.mask(state)
@@ -151,7 +146,7 @@ def test_random_small_vocabularies_have_no_dead_ends():
 
 
 def test_the_cache_is_bounded_and_shared():
-    cache, made = MaskCache(limit_bytes=5000), []
+    cache, made = Cache(5000, mask_bytes), []
     bits = TokenBits(Vocabulary((b"x",) * 320))
 
     def make(number):

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.automata.byte_automaton import DEAD
-from runtime.grammar.automata.dfa import ByteDfa, compile_choices, compile_regex
+from runtime.grammar.automata.dfa import DEAD, ByteDfa, compile_choices, compile_regex
 from runtime.grammar.masks import native_walk
 from runtime.grammar.masks.merged_trie import MergedTries, merged, run_table
 from runtime.grammar.masks.native_walk import NativeWalk

@@ -28,7 +28,7 @@ def test_a_mask_lists_what_its_bits_say_where_it_is_sparse(width: int) -> None:
         flags[dice.choice(width, count, replace=False)] = True
         beyond = np.concatenate([bits.pack(flags), np.full(3, 0xFFFFFFFF, dtype=np.uint32)])
         if width % 32:
-            beyond[bits.words - 1] |= np.uint32(0xFFFFFFFF << (width % 32) & 0xFFFFFFFF)
+            beyond[bits.word_count - 1] |= np.uint32(0xFFFFFFFF << (width % 32) & 0xFFFFFFFF)
         mask = bits.seal(beyond)
         wanted = np.flatnonzero(flags).tolist()
         assert TokenBits.ids(mask.bits).tolist() == wanted
@@ -70,7 +70,7 @@ def test_tokens_by_what_they_hold(texts: list[bytes], triggers: list[bytes], clo
         return [tokens[token] for token in TokenBits.ids(bits).tolist()]
 
     spoken = [data for data in texts if data]
-    assert listed(space.spoken) == spoken
+    assert listed(space.text_ids) == spoken
     assert listed(space.closing(None)) == [data for data in spoken if len(data) > 1]
     assert listed(space.closing(frozenset(closers))) == [data for data in spoken if set(data[:-1]) & closers]
     watched = Triggers(triggers)

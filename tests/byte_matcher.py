@@ -1,4 +1,4 @@
-"""ByteMatcher: a grammar backend driven byte by byte, for tests and for people. No tokenizer is involved."""
+"""ByteMatcher: a grammar backend driven byte by byte, without a tokenizer."""
 
 from __future__ import annotations
 
