@@ -1,6 +1,6 @@
-"""The demo: one multi-call program on the bundled checkpoint, then what it cost.
+"""`python -m sglang_dsl demo`: a multi-call program on the bundled checkpoint, and what it cost.
 
-`python -m sglang_dsl demo`. It knows only the public language; read it as an example.
+It uses only the public language, so that it can be read as an example.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> N
         caption="in tokens; reused: prompt tokens found in the radix cache; jumped: appended, not decoded, "
         "because the regex forced them",
     )
-    heads = ("run", "calls", "prompt", "reused", "generated", "jumped", "wall time")
-    for head in heads:
+    for head in ("run", "calls", "prompt", "reused", "generated", "jumped", "wall time"):
         table.add_column(head, justify="left" if head == "run" else "right")
     for name, usage, seconds in rows:
         cached, prompt = usage["cached_tokens"], usage["prompt_tokens"]
@@ -98,7 +97,7 @@ def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> N
 
 
 def main() -> int:
-    """Run it twice, print the conversation and the table; 0 when the program did what it says."""
+    """Run it twice and print the conversation and the costs. Returns 0."""
     console = Console()
     with console.status("loading pocket ..."):
         engine = sgl.Engine("pocket")

@@ -1,6 +1,5 @@
-"""How views look in a notebook: one <style> element, and the pieces that all views are made of. Light and
-dark, by the notebook's own colours where it has some (JupyterLab, VS Code), else by what the reader's system
-prefers. No scripts, nothing loaded from anywhere; all texts are escaped.
+"""The HTML elements and the style of all views in notebooks. Light or dark like the notebook (JupyterLab, VS
+Code), else like the reader's system. No scripts, and nothing is loaded; all texts are escaped.
 """
 
 from __future__ import annotations
@@ -69,41 +68,42 @@ margin-left:4px;white-space:nowrap;color:inherit;background:none}}
 STYLE = f"<style>{''.join(_RULES.splitlines())}</style>"
 
 
-def element(tag: str, body: str, classes: str = "", told: str = "") -> str:
-    """`body` is HTML. `told`: text that is shown while the pointer or the focus is on it."""
-    names = f' class="{classes}"' if classes else ""
-    hover = f' tabindex="0" data-told="{escape(told)}"' if told else ""
-    return f"<{tag}{names}{hover}>{body}</{tag}>"
+def element(tag: str, body: str, classes: str = "", hover: str = "") -> str:
+    """`body` is HTML. `hover`: text that is shown while the pointer or the focus is on it."""
+    attributes = f' class="{classes}"' if classes else ""
+    if hover:
+        attributes += f' tabindex="0" data-told="{escape(hover)}"'
+    return f"<{tag}{attributes}>{body}</{tag}>"
 
 
 def whole(*parts: str) -> str:
-    """One element, with all that it needs."""
+    """One element with its style, which needs nothing else."""
     return f'<div class="sgl">{STYLE}{"".join(parts)}</div>'
 
 
 def box(role: str | None, title: str, body: str) -> str:
-    """A turn, a branch, an error: a line at its left in the colour of `role`."""
+    """A turn, a branch or an error, with a line at its left in the colour of `role`."""
     known = role if role in ("system", "user", "assistant", "tool", "bad") else "other"
     return element("div", element("div", escape(title), "who") + body, f"box {known}")
 
 
-def said(text: str) -> str:
-    """Text as it is."""
-    return element("div", escape(text), "said")
+def text(content: str) -> str:
+    """Text, with its white space."""
+    return element("div", escape(content), "said")
 
 
 def folded(summary: str, body: str, *, opened: bool = False) -> str:
-    """Shown when it is asked for. `body` is HTML, `summary` is not."""
+    """A body that unfolds. `body` is HTML, `summary` is text."""
     return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def columns(parts: Iterable[str]) -> str:
-    """Side by side, as far as there is room."""
+    """Parts side by side, as far as they fit."""
     return element("div", "".join(parts), "cols")
 
 
 class Html(str):
-    """Of a table's cell: HTML already."""
+    """A cell of a table that is HTML already."""
 
     __slots__ = ()
 
@@ -111,25 +111,25 @@ class Html(str):
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, last: Sequence[str] | None = None
 ) -> str:
-    """Cells are text, or Html; the first `left` columns are text to be read, the others numbers. `last`: a
-    row of sums."""
+    """Cells are text, or Html. The first `left` columns are text, the others numbers. `last`: a row of
+    sums."""
     body = "".join(_row(row, "td", left) for row in rows)
     end = "" if last is None else _row(last, "td", left, "sum")
     return element("div", element("table", _row(head, "th", left) + body + end), "wide")
 
 
 def _row(cells: Sequence[str], kind: str, left: int, name: str = "") -> str:
-    made = (
+    elements = (
         element(kind, cell if isinstance(cell, Html) else escape(cell), "l" if at < left else "")
         for at, cell in enumerate(cells)
     )
-    return element("tr", "".join(made), name)
+    return element("tr", "".join(elements), name)
 
 
 def bar(parts: Iterable[tuple[str, float, float]]) -> Html:
-    """Stretches of a line, as (class, from, to) of the whole's 0 .. 1."""
-    made = "".join(
+    """Coloured parts of a line, each (class, from, to), where the line is 0 .. 1."""
+    inner = "".join(
         f'<i class="{name}" style="left:{100 * begin:.2f}%;width:{100 * max(0.0, end - begin):.2f}%"></i>'
         for name, begin, end in parts
     )
-    return Html(element("div", made, "bar"))
+    return Html(element("div", inner, "bar"))
