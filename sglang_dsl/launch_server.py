@@ -1,4 +1,4 @@
-"""python -m sglang_dsl.launch_server: `python -m runtime serve` with sglang's flags. Holds no server."""
+"""python -m sglang_dsl.launch_server: `python -m runtime serve` with sglang's flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from runtime.protocol.registry import Registry
-from sglang_dsl.console.server_options import own_flags
+from sglang_dsl.console.server_options import runtime_flags
 
 _SERVER: Registry[Callable[[Sequence[str], Mapping[str, str]], int]] = Registry(
     "server", {"serve": "runtime.__main__:main"}
@@ -21,7 +21,7 @@ def serve(flags: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
-    return serve(own_flags(arguments, lambda said: print(f"warning: {said}", file=sys.stderr)))
+    return serve(runtime_flags(arguments, lambda text: print(f"warning: {text}", file=sys.stderr)))
 
 
 if __name__ == "__main__":
