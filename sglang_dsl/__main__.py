@@ -248,15 +248,14 @@ def chat(args: argparse.Namespace) -> int:
     form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
     gen(**form)  # what is wrong with it is told before a model is loaded
     place = BackendChoice(args.backend, args.model)
-    return terminal.chat(place, defaults=words_of(args), system=args.system, form=form)
+    return terminal.run(place, chat=True, defaults=words_of(args), system=args.system, form=form)
 
 
 def repl(args: argparse.Namespace) -> int:
     from sglang_dsl.console.front import terminal
 
-    return terminal.prompt(
-        BackendChoice(args.backend, args.model), defaults=words_of(args), system=args.system
-    )
+    place = BackendChoice(args.backend, args.model)
+    return terminal.run(place, chat=False, defaults=words_of(args), system=args.system)
 
 
 def view(args: argparse.Namespace) -> int:

@@ -10,9 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 import sglang_dsl as sgl
 
@@ -59,21 +57,6 @@ def tour(s: ProgramState, land: str) -> None:
     s += sgl.assistant(sgl.gen("card", regex=CARD, max_tokens=96, temperature=0))
 
 
-def _conversation(console: Console, state: ProgramState) -> None:
-    styles = {"system": "dim", "user": "cyan", "assistant": "green"}
-    for message in state.messages():
-        role = str(message["role"])
-        body = Text(str(message["content"]), style=styles.get(role, ""))
-        console.print(Panel(body, title=Text(role), title_align="left", border_style=styles.get(role, "")))
-        if message["content"] == state["ruler"]:
-            fork = Table.grid(padding=(0, 2))
-            for question, answer in zip(BRANCHES.values(), state["answers"], strict=True):
-                fork.add_row(Text(question, style="cyan"), Text(answer, style="green"))
-            console.print(
-                Panel(fork, title="three branches, in parallel", title_align="left", border_style="magenta")
-            )
-
-
 def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> None:
     table = Table(
         title="what it cost",
@@ -108,7 +91,7 @@ def main() -> int:
             state = tour.run(land="Ostrel", backend=engine)
             state.sync()
             rows.append((name, state.usage(), time.perf_counter() - started))
-        _conversation(console, state)
+        state.show()
         _costs(console, rows)
         card = json.loads(state["card"])
         console.print(f"card as Python: {card!r}", markup=False, emoji=False)

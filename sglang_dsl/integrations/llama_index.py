@@ -219,10 +219,7 @@ def _metadata(done: Completion) -> dict[str, Any]:
         return {}
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     counts = {name: done.meta.get(name) for name in names}
-    return {
-        "raw": dict(done.meta),
-        "additional_kwargs": counts | {"finish_reason": finish_of(done.meta)},
-    }
+    return {"raw": dict(done.meta), "additional_kwargs": counts | {"finish_reason": finish_of(done.meta)}}
 
 
 def _stream(reply: Reply, response: Callable[[Completion, str], R]) -> Generator[R, None, None]:

@@ -57,10 +57,10 @@ class CellOutput(View):
         from IPython import display
 
         seen = self._seen
-        if seen is None or (seen.transcript is seen.since and not seen.forks):
+        if seen is None or (seen.transcript is seen.since and not seen.partial and not seen.forks):
             return
         self._displayed_at = time.monotonic()
-        text = printable(seen.transcript.text(seen.since))
+        text = printable(seen.transcript.text(seen.since) + seen.partial)
         data = {"text/plain": text, "text/html": html.page(seen)}
         if self._handle is None:
             first: Any = display.display

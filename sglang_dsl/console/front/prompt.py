@@ -95,34 +95,40 @@ def complete(text: str) -> bool:
 # -- prompt_toolkit ------------------------------------------------------------------------------------------
 
 
-def message_prompt(session: Session) -> PromptSession[str] | None:
-    """An editor for messages of a chat. None if prompt_toolkit is not installed."""
-    try:
+class MessagePrompt:
+    """Edits messages of a chat, and passes its reader to `run`. Raises ImportError if prompt_toolkit is not
+    installed."""
+
+    def __init__(self, session: Session, run: Callable[[Callable[[], str]], int]) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion
         from prompt_toolkit.history import FileHistory, InMemoryHistory
-    except ImportError:
-        return None
 
-    class Commands(Completer):
-        def get_completions(self, document: Any, complete_event: Any) -> Iterator[Completion]:
-            for text, replaces, about in completions(session, document.text_before_cursor):
-                yield Completion(text, start_position=-replaces, display_meta=about)
+        class Commands(Completer):
+            def get_completions(self, document: Any, complete_event: Any) -> Iterator[Completion]:
+                for text, replaces, about in completions(session, document.text_before_cursor):
+                    yield Completion(text, start_position=-replaces, display_meta=about)
 
-    file = state_file("chat_history")
-    return PromptSession(
-        [("ansicyan bold", "› ")],
-        history=InMemoryHistory() if file is None else FileHistory(str(file)),
-        completer=Commands(),
-        complete_while_typing=False,
-        bottom_toolbar=lambda: toolbar(session, "/help  Ctrl-C stops  Ctrl-D leaves"),
-    )
+        self._session, self._run = session, run
+        file = state_file("chat_history")
+        self._prompt: PromptSession[str] = PromptSession(
+            [("ansicyan bold", "› ")],
+            history=InMemoryHistory() if file is None else FileHistory(str(file)),
+            completer=Commands(),
+            complete_while_typing=False,
+            bottom_toolbar=lambda: toolbar(session, "/help  Ctrl-C stops  Ctrl-D leaves"),
+        )
 
+    def run(self) -> int:
+        return self._run(self._read)
 
-def read_message(prompt: PromptSession[str], session: Session) -> str:
-    """The next message. Raises the error of opening the backend as soon as it is known."""
-    raise_failure(session)
-    return prompt.prompt()
+    def _read(self) -> str:
+        raise_failure(self._session)
+        return self._prompt.prompt()
+
+    def wake(self) -> None:
+        """Called from any thread when the backend is open, or failed to."""
+        wake(self._prompt, self._session)
 
 
 def toolbar(session: Session, keys: str) -> Any:

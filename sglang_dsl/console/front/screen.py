@@ -6,7 +6,6 @@ import contextlib
 import io
 import re
 import sys
-import threading
 from typing import IO, TextIO, cast
 
 from rich.cells import cell_len
@@ -46,7 +45,6 @@ class Column:
         self._at = self._indent = 0
         self._word: list[tuple[str, str]] = []
         self._space = ""
-        self._lock = threading.RLock()
 
     def label(self, text: str, style: str) -> None:
         """Begin a line with a label; the following text is indented behind it."""
@@ -57,43 +55,40 @@ class Column:
 
     def write(self, text: str, style: str = "") -> None:
         """More text. Its last word is held back until it is complete, or flush()."""
-        with self._lock:
-            for part in _TOKENS.findall(text):
-                if part == "\n":
-                    self.flush()
-                    self._out("\n" + " " * self._indent)
-                    self._at, self._space = self._indent, ""
-                elif part.isspace():
-                    self.flush()
-                    self._space += part
-                else:
-                    self._word.append((part, style))
+        for part in _TOKENS.findall(text):
+            if part == "\n":
+                self.flush()
+                self._out("\n" + " " * self._indent)
+                self._at, self._space = self._indent, ""
+            elif part.isspace():
+                self.flush()
+                self._space += part
+            else:
+                self._word.append((part, style))
 
     def line(self) -> None:
         """End the line, if one has begun."""
-        with self._lock:
-            self.flush()
-            if self._at:
-                self._out("\n")
-            self._at = self._indent = 0
-            self._space = ""
+        self.flush()
+        if self._at:
+            self._out("\n")
+        self._at = self._indent = 0
+        self._space = ""
 
     def flush(self) -> None:
         """Write the last word."""
-        with self._lock:
-            if not self._word:
-                return
-            width = sum(cell_len(part) for part, _ in self._word)
-            limit = self._console.width if self._console.is_terminal else sys.maxsize
-            if self._at + cell_len(self._space) + width > limit and self._at > self._indent:
-                self._out("\n" + " " * self._indent)
-                self._at = self._indent
-            elif self._space:
-                self._out(self._space)
-                self._at += cell_len(self._space)
-            for part, style in self._word:
-                self._out(part, style)
-            self._at, self._word, self._space = self._at + width, [], ""
+        if not self._word:
+            return
+        width = sum(cell_len(part) for part, _ in self._word)
+        limit = self._console.width if self._console.is_terminal else sys.maxsize
+        if self._at + cell_len(self._space) + width > limit and self._at > self._indent:
+            self._out("\n" + " " * self._indent)
+            self._at = self._indent
+        elif self._space:
+            self._out(self._space)
+            self._at += cell_len(self._space)
+        for part, style in self._word:
+            self._out(part, style)
+        self._at, self._word, self._space = self._at + width, [], ""
 
     def _out(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), end="", soft_wrap=True, highlight=False)
@@ -105,21 +100,46 @@ class Screen(View):
     def __init__(self, console: Console, *, chat: bool = False) -> None:
         self.console, self._chat = console, chat
         self._column = Column(console)
-        self._hidden = self._interrupted = False
+        self._seen: Transcript | None = None
+        self._partial = 0
         self._role: str | None = None
+        self._hidden = self._interrupted = False
         self._live: Live | None = None
         self._status: Status | None = None
         self._forks: list[ForkSnapshot] = []
         self._standard: IO[str] | None = None
-        self._lock = threading.RLock()  # of the live tree: the cell's own thread may print meanwhile
 
     # -- a View ----------------------------------------------------------------------------------------------
 
     def begin(self, look: Look) -> None:
-        self._forks = []
+        self._forks, self._seen, self._partial = [], None, 0
         if sys.stdout is self.console.file:
             self._standard = sys.stdout
             sys.stdout = _StandardOutput(self, look, sys.stdout)
+
+    def update(self, seen: Snapshot, changed: list[ForkSnapshot]) -> None:
+        for entry in seen.transcript.entries(self._seen or seen.since):
+            self._show(entry)
+        self._seen = seen.transcript
+        if len(seen.partial) > self._partial:
+            self._write(seen.partial[self._partial :], generated=True)
+            self._partial = len(seen.partial)
+        self._forks = changed
+        growing = [
+            fork for fork in seen.forks if not fork.joined and any(one.running for one in fork.branches)
+        ]
+        if not growing or not self.console.is_terminal:
+            self._end_live()
+            return
+        if self._live is None:
+            self._column.line()
+            self._live = Live(
+                console=self.console, transient=True, auto_refresh=False,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        texts = ((fork, [branch_text(branch) for branch in fork.branches]) for fork in growing)
+        self._live.update(running_forks(texts, self.console.width), refresh=True)
 
     def end(self) -> None:
         if self._standard is not None:
@@ -132,60 +152,6 @@ class Screen(View):
         for fork in self._forks:
             self.console.print(fork_tree(fork))
 
-    def open_turn(self, role: str) -> None:
-        self._end_live()
-        self._hidden = self._chat and role != "assistant"
-        self._begin_turn(role)
-
-    def _begin_turn(self, role: str) -> None:
-        self._role, self._interrupted = role, False
-        if self._chat:
-            self._column.line()
-        else:
-            self._column.label(printable(role), f"bold {ROLES.get(role, 'white')}")
-
-    def add_text(self, text: str, *, generated: bool) -> None:
-        if self._hidden:
-            return
-        self._end_live()
-        if self._interrupted and self._role is not None:
-            self._begin_turn(self._role)
-        self._column.write(printable(text), GENERATED if generated and not self._chat else "")
-
-    def end_generation(self, entry: Transcript) -> None:
-        if self._hidden or self._chat:
-            return
-        if entry.reasoning:
-            self._column.write(f" (after {len(entry.reasoning)} characters of reasoning)", "dim italic")
-        if entry.chosen:
-            self._column.write(f" ⟵ {printable(entry.chosen)}", "dim")
-        self._column.flush()
-
-    def close_turn(self) -> None:
-        if not self._hidden:
-            self._column.line()
-        self._hidden, self._role = False, None
-
-    def update(self, seen: Snapshot, changed: list[ForkSnapshot]) -> None:
-        self._forks = changed
-        growing = [
-            fork for fork in seen.forks if not fork.joined and any(one.running for one in fork.branches)
-        ]
-        if not growing or not self.console.is_terminal:
-            self._end_live()
-            return
-        texts = ((fork, [branch_text(branch) for branch in fork.branches]) for fork in growing)
-        tree = running_forks(texts, self.console.width)
-        with self._lock:
-            if self._live is None:
-                self._column.line()
-                self._live = Live(
-                    console=self.console, transient=True, auto_refresh=False,
-                    redirect_stdout=False, redirect_stderr=False,
-                )  # fmt: skip
-                self._live.start()
-            self._live.update(tree, refresh=True)
-
     def wait(self, what: str | None) -> None:
         if self._status is not None:
             self._status.stop()
@@ -194,21 +160,59 @@ class Screen(View):
             self._status = self.console.status(what, spinner="dots", spinner_style="cyan")
             self._status.start()
 
-    def _end_live(self) -> None:
-        with self._lock:
-            if self._live is not None:
-                live, self._live = self._live, None
-                with contextlib.suppress(OSError):
-                    live.stop()
-
-    # -- values and errors -----------------------------------------------------------------------------------
-
     def printed(self, text: str, out: IO[str]) -> None:
         """The cell prints something. An interrupted turn is labelled again when it continues."""
         self._end_live()
         self._interrupted = self._role is not None and not self._hidden
         self._column.line()
         out.write(text)
+
+    # -- the text of a cell ----------------------------------------------------------------------------------
+
+    def _show(self, entry: Transcript) -> None:
+        if entry.kind == "open":
+            self._end_live()
+            self._hidden = self._chat and entry.value != "assistant"
+            self._begin_turn(entry.value)
+        elif entry.kind == "close":
+            if not self._hidden:
+                self._column.line()
+            self._hidden, self._role = False, None
+        elif entry.kind == "text" and entry.chosen is not None:
+            self._write(entry.value[self._partial :], generated=True)
+            self._partial = 0
+            if self._hidden or self._chat:
+                return
+            if entry.reasoning:
+                self._column.write(f" (after {len(entry.reasoning)} characters of reasoning)", "dim italic")
+            if entry.chosen:
+                self._column.write(f" ⟵ {printable(entry.chosen)}", "dim")
+            self._column.flush()
+        else:
+            self._write(entry.plain, generated=False)
+
+    def _begin_turn(self, role: str) -> None:
+        self._role, self._interrupted = role, False
+        if self._chat:
+            self._column.line()
+        else:
+            self._column.label(printable(role), f"bold {ROLES.get(role, 'white')}")
+
+    def _write(self, text: str, *, generated: bool) -> None:
+        if self._hidden or not text:
+            return
+        self._end_live()
+        if self._interrupted and self._role is not None:
+            self._begin_turn(self._role)
+        self._column.write(printable(text), GENERATED if generated and not self._chat else "")
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            with contextlib.suppress(OSError):
+                live.stop()
+
+    # -- values and errors -----------------------------------------------------------------------------------
 
     def outcome(self, session: Session, outcome: Outcome) -> None:
         """Show the value or error of a cell, and what it cost."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -33,43 +32,42 @@ QUESTIONS = {
     "JSON": "Meet Mobi Stax from Caturn: 42 years old, works as a potter. Extract name and age as JSON.",
 }
 """What pocket can answer."""
+HELP = "Type Python. Ctrl-C stops an answer; :help lists commands; Ctrl-D leaves."
+CHAT_HELP = (
+    "Type a message. Ctrl-C stops an answer; /new begins again; /help lists commands; "
+    "/quit or the end of input leaves."
+)
 
 
 class Loop:
-    """Runs what the user types and shows the results.
-
-    read    reads what is typed; raises EOFError at the end, and KeyboardInterrupt to discard a line. None:
-            the caller passes each line to line()
-    stays   continue after a failure, as a user sees it
-    form    the constraint of each answer of a chat, by gen's keyword arguments
-    """
+    """Runs what the user types and shows the results. `stays`: continue after a failure, as a user sees it.
+    `form`: the constraint of each answer of a chat, by gen's keyword arguments."""
 
     def __init__(
         self,
         session: Session,
         screen: Screen,
-        read: Callable[[], str] | None = None,
         *,
         chat: bool,
         stays: bool,
         form: Mapping[str, Any] | None = None,
     ) -> None:
-        self._session, self._screen, self._read = session, screen, read
+        self._session, self._screen = session, screen
         self._chat, self._stays = chat, stays
         # In a pipe, standard output contains only answers.
         self._notes = screen.console.file if stays or screen.console.is_terminal else sys.stderr
         options = "".join(f", {name}={value!r}" for name, value in (form or {}).items())
         self._answer = f'assistant(gen("answer"{options}))'
 
-    def run(self) -> int:
-        """Read and run until the user leaves. Returns the exit code. Ctrl-C stops what runs, not the loop."""
-        assert self._read is not None
+    def run(self, read: Callable[[], str]) -> int:
+        """Read and run until `read` raises EOFError, or a command leaves. Returns the exit code. Ctrl-C stops
+        what runs, or discards the line that is typed."""
         with interrupts.held():
             while True:
                 if self._stays:
                     print(file=self._notes)
                 try:
-                    typed = stoppable(self._read)
+                    typed = stoppable(read)
                 except EOFError:
                     if self._stays or sys.stdin.isatty():
                         print(file=self._notes)
@@ -133,82 +131,59 @@ class Loop:
         return result.leave
 
 
-def prompt(choice: BackendChoice, *, defaults: Mapping[str, Any], system: str | None = None) -> int:
-    """The prompt of `sglang-dsl`: IPython if it is installed, else plain lines. Without a terminal, cells are
-    read from standard input, and the first that fails ends it with exit code 1. Raises the error of opening
-    the backend."""
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    session, on_open = _open(choice, defaults)
-    try:
-        screen = Screen(Console(file=sys.stdout))
-        shell_type = _ipython_shell() if interactive else None
-        if shell_type is not None:
-            loop = Loop(session, screen, chat=False, stays=True)
-            shell = shell_type.instance(session, loop.line)  # IPython's key bindings look for the instance
-            on_open.append(shell.wake)
-            _begin(session, screen, chat=False, system=system)
-            return int(shell.run())
-        _begin(session, screen, chat=False, system=system)
-        session.ready(screen)
-        read = prompts.lines_reader(chat=False, names=session.names)
-        return Loop(session, screen, read, chat=False, stays=interactive).run()
-    finally:
-        session.close()
-
-
-def chat(
-    choice: BackendChoice, *, defaults: Mapping[str, Any], system: str | None, form: Mapping[str, Any]
+def run(
+    choice: BackendChoice,
+    *,
+    chat: bool,
+    defaults: Mapping[str, Any],
+    system: str | None = None,
+    form: Mapping[str, Any] | None = None,
 ) -> int:
-    """A conversation. Raises the error of opening the backend."""
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    session, on_open = _open(choice, defaults)
+    """The prompt of `sglang-dsl`, or `chat`. In a terminal, IPython and prompt_toolkit edit the lines if they
+    are installed. Without a terminal, the first cell that fails ends it with exit code 1. Raises the error of
+    opening the backend."""
+    has_input = sys.stdin.isatty()
+    interactive = has_input and sys.stdout.isatty()
+    editors: list[Any] = []
+
+    def wake() -> None:
+        for one in editors:
+            one.wake()
+
+    opening = Opening(choice, wake)
+    session = Session(opening, defaults=defaults)
     try:
-        screen = Screen(Console(file=sys.stdout), chat=True)
-        editor = prompts.message_prompt(session) if interactive else None
+        screen = Screen(Console(file=sys.stdout), chat=chat)
+        loop = Loop(session, screen, chat=chat, stays=interactive, form=form)
+        editor = _editor(session, loop, chat=chat) if interactive else None
         if editor is not None:
-            on_open.append(partial(prompts.wake, editor, session))
-        _begin(session, screen, chat=True, system=system)
-        if editor is None:
-            session.ready(screen)
-            read = prompts.lines_reader(chat=True)
-        else:
-            read = partial(prompts.read_message, editor, session)
-        return Loop(session, screen, read, chat=True, stays=interactive, form=form).run()
+            editors.append(editor)
+        if interactive:
+            screen.console.print(banner(choice, chat=chat))
+        if interactive or (chat and has_input):
+            notes = screen.console if screen.console.is_terminal else Console(stderr=True)
+            notes.print(CHAT_HELP if chat else HELP, style="dim", highlight=False)
+        if system is not None:
+            opening.result()
+            commands.call(session, f"system {system}")
+        if editor is not None:
+            return editor.run()
+        session.ready(screen)
+        return loop.run(prompts.lines_reader(chat=chat, names=session.names))
     finally:
         session.close()
 
 
-def _ipython_shell() -> Any:
-    """The class Shell; None if IPython is not installed."""
+def _editor(session: Session, loop: Loop, *, chat: bool) -> Any:
+    """Reads and runs lines with IPython, or messages with prompt_toolkit. None if that is not installed."""
     try:
+        if chat:
+            return prompts.MessagePrompt(session, loop.run)
         from sglang_dsl.console.front.shell import Shell
+
+        return Shell.instance(session, loop.line)  # IPython's key bindings look for the instance
     except ImportError:
         return None
-    return Shell
-
-
-def _open(choice: BackendChoice, defaults: Mapping[str, Any]) -> tuple[Session, list[Callable[[], None]]]:
-    """A session, and a list of functions that are called when its backend is open, or failed to."""
-    on_open: list[Callable[[], None]] = []
-
-    def opened() -> None:
-        for call in on_open:
-            call()
-
-    return Session(Opening(choice, opened), defaults=defaults), on_open
-
-
-def _begin(session: Session, screen: Screen, *, chat: bool, system: str | None) -> None:
-    """Print the banner and the help line, and add the system turn."""
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if interactive:
-        screen.console.print(banner(session.choice, chat=chat))
-    if interactive or (chat and sys.stdin.isatty()):
-        notes = screen.console if screen.console.is_terminal else Console(stderr=True)
-        notes.print(_help_line(chat=chat), style="dim", highlight=False)
-    if system is not None:
-        session.opening.result()
-        commands.call(session, f"system {system}", None)
 
 
 def banner(choice: BackendChoice, *, chat: bool) -> RenderableType:
@@ -231,12 +206,3 @@ def banner(choice: BackendChoice, *, chat: bool) -> RenderableType:
     if not lines:
         return title
     return Panel(Group(*lines), title=title, title_align="left", border_style="bright_black", padding=(0, 1))
-
-
-def _help_line(*, chat: bool) -> str:
-    if not chat:
-        return "Type Python. Ctrl-C stops an answer; :help lists commands; Ctrl-D leaves."
-    return (
-        "Type a message. Ctrl-C stops an answer; /new begins again; /help lists commands; "
-        "/quit or the end of input leaves."
-    )

@@ -84,7 +84,7 @@ def typed(session: Session, *lines: str) -> str:
 
     before, sys.stdout = sys.stdout, out
     try:
-        ended = Loop(session, screen, read, chat=False, stays=True).run()
+        ended = Loop(session, screen, chat=False, stays=True).run(read)
     finally:
         sys.stdout = before
     assert ended == 0, out.getvalue()

@@ -153,8 +153,8 @@ def test_of_a_stopped_answer_stays_what_came(folder: Path) -> None:
     session.run('s["kept"] = 1')
 
     class Watching(Screen):
-        def add_text(self, text: str, *, generated: bool) -> None:
-            if generated and not reached.is_set():
+        def update(self, seen: Any, changed: Any) -> None:
+            if seen.partial and not reached.is_set():
                 reached.set()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

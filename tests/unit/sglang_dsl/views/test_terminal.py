@@ -151,7 +151,7 @@ def converse(
     if system is not None:
         commands.call(session, f"system {system}")
     screen = Screen(Console(file=out), chat=True)
-    return Loop(session, screen, lambda: ask("> "), chat=True, stays=False, form=form).run()
+    return Loop(session, screen, chat=True, stays=False, form=form).run(lambda: ask("> "))
 
 
 def test_a_conversation_goes_on_until_the_user_leaves(capsys: pytest.CaptureFixture[str]) -> None:
