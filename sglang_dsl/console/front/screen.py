@@ -16,9 +16,9 @@ from rich.status import Status
 from rich.text import Text
 
 from sglang_dsl.console.session import cell
+from sglang_dsl.console.session.commands import footnote
 from sglang_dsl.console.session.follow import Look, View, branch_text
 from sglang_dsl.console.session.session import Outcome, Session
-from sglang_dsl.console.session.tables import footnote
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.state.base import Group as Forks
 from sglang_dsl.state.base import StateBase

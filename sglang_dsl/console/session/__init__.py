@@ -5,7 +5,6 @@ notebook: a View shows it.
     cell.py        one cell: compiled, run, its errors
     follow.py      reports to a View what the state generates, while it does
     commands.py    `:undo`, `:save`, ...
-    tables.py      tables that commands print
     files.py       a session as a file, and back; as a program or a notebook
     interrupts.py  what Ctrl-C may stop
 """

@@ -43,7 +43,7 @@ class Follower:
         self._core = standing.core
         self._since = self._core.so_far()
         self._lock = threading.RLock()
-        self._stopped = False
+        self._pieces, self._stopped = 0, False
         self._thread = threading.Thread(target=self._follow, name="following a cell", daemon=True)
 
     def start(self) -> None:
@@ -60,11 +60,13 @@ class Follower:
         self._view.end()
 
     def _follow(self) -> None:
-        output = self._core.output
         while not self._stopped:
-            count = len(output.so_far())
+            self._pieces = len(self._core.output.so_far())
             self.look()
-            output.wait_for(lambda count=count: self._stopped or len(output.so_far()) > count, POLL_S)
+            self._core.output.wait_for(self._has_more, POLL_S)
+
+    def _has_more(self) -> bool:
+        return self._stopped or len(self._core.output.so_far()) > self._pieces
 
     def look(self, then: Callable[[], None] = lambda: None) -> None:
         """Report the state; then call `then` before it is reported again."""
