@@ -25,8 +25,9 @@ from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import separate_reasoning
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.console.server_options import flags_of, runtime_flags, server_command
+from sglang_dsl.console.server_options import server_command
 from sglang_dsl.ir import Node, Seq, leaves
+from sglang_dsl.launch_server import flags_of, runtime_flags
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0

@@ -28,7 +28,6 @@ from sglang_dsl.views.terminal import one_line, printable, render
 FORKS = "forks"
 """The name under which `:fork` leaves the branches."""
 MAX_FORKS = 64
-CELL = "cell"
 CELL_WIDTH = 60
 MAX_COMPLETIONS = 200
 T = TypeVar("T", bound=Callable[..., Any])
@@ -91,10 +90,10 @@ def _table(*heads: str, right: Iterable[str] = ()) -> Table:
     """An empty table without lines; the columns `right` are numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for head in heads:
-        if head == CELL:
-            table.add_column(head, no_wrap=True, overflow="ellipsis", max_width=CELL_WIDTH)
+        if head in right:
+            table.add_column(head, justify="right", no_wrap=True)
         else:
-            table.add_column(head, justify="right" if head in right else "left", overflow="fold")
+            table.add_column(head, overflow="fold")
     return table
 
 
@@ -252,7 +251,7 @@ class Commands:
     @_command("tokens of each cell: prompt, generated, reused, jumped")
     def usage(self, rest: str) -> Result:
         heads = ["calls", *(key.removesuffix("_tokens") for key in COUNTED)]
-        table = _table(CELL, *heads, right=heads)
+        table = _table("cell", *heads, right=heads)
         undone = totals(self._session.records)["calls"]
         for one in self._session.cells:
             if calls := self._session.calls_of(one):
@@ -267,7 +266,7 @@ class Commands:
     @_command("seconds of each cell, to the first token, tokens per second")
     def time(self, rest: str) -> Result:
         heads = ("seconds", "first token", "tokens/s")
-        table = _table(CELL, *heads, right=heads)
+        table = _table("cell", *heads, right=heads)
         for one in self._session.cells:
             calls = [call for call in self._session.calls_of(one) if call.kind != "tool"]
             first = next((call.first_token_s for call in calls if call.first_token_s is not None), None)

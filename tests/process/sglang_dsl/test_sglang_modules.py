@@ -26,9 +26,10 @@ from runtime.protocol import server_names
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.server_names import IDLE
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion
-from sglang_dsl.console.server_options import flags_of, runtime_flags, runtime_options
+from sglang_dsl.console.server_options import runtime_options
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object, regex_of_schema
+from sglang_dsl.launch_server import flags_of, runtime_flags
 from sglang_dsl.sglang_modules import MODULES
 from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
 from tests.exploring import tries
