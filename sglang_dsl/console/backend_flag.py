@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,50 +95,35 @@ def backend_names() -> list[str]:
     return [name for name in BACKENDS.names() if name != "endpoint"]
 
 
-class Opening:
-    """A backend that a thread opens in the background. `then` is called when it is open, or has failed."""
+class Opening(Future[Backend]):
+    """A backend that a thread opens in the background."""
 
-    def __init__(self, choice: BackendChoice, then: Callable[[], None] = lambda: None) -> None:
+    choice: BackendChoice
+
+    def __init__(self, choice: BackendChoice) -> None:
+        super().__init__()
         self.choice = choice
-        self.error: BaseException | None = None
-        self._backend: Backend | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._open, args=(then,), name="opening a backend", daemon=True).start()
+        threading.Thread(target=self._open, name="opening a backend", daemon=True).start()
 
     @classmethod
     def of(cls, choice: BackendChoice, backend: Backend) -> Opening:
         """An opening that has finished with this backend."""
         opening = cls.__new__(cls)
-        opening.choice, opening.error, opening._backend = choice, None, backend
-        opening._done = threading.Event()
-        opening._done.set()
+        Future.__init__(opening)
+        opening.choice = choice
+        opening.set_result(backend)
         return opening
 
-    def _open(self, then: Callable[[], None]) -> None:
+    def _open(self) -> None:
         try:
-            self._backend = self.choice.open()
+            self.set_result(self.choice.open())
         except BaseException as error:  # noqa: BLE001 - raised by result()
-            self.error = error
-        self._done.set()
-        then()
+            self.set_exception(error)
 
-    @property
-    def done(self) -> bool:
-        """Whether it is open, or has failed."""
-        return self._done.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds`; returns `done`."""
-        return self._done.wait(seconds)
-
-    def result(self) -> Backend:
-        """The backend; waits. Raises the error of opening it."""
-        while not self._done.wait(0.1):  # in slices, so that Ctrl-C is noticed between them
-            pass
-        if self.error is not None:
-            raise self.error
-        assert self._backend is not None
-        return self._backend
+    def result(self, timeout: float | None = None) -> Backend:
+        while timeout is None and not self.done():
+            wait([self], 0.1)  # in slices, so that Ctrl-C is noticed between them
+        return super().result(timeout)
 
 
 def add_backend_flags(parser: argparse.ArgumentParser) -> None:

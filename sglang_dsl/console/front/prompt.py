@@ -133,7 +133,7 @@ class MessagePrompt:
 
 def toolbar(session: Session, keys: str) -> Any:
     """The line below a prompt: the backend, whether it is open, tokens so far, defaults of generations."""
-    ready = ("ansigreen", "●") if session.opening.done else ("ansiyellow", "○ loading")
+    ready = ("ansigreen", "●") if session.opening.done() else ("ansiyellow", "○ loading")
     tokens = totals(session.records)["completion_tokens"]
     counted = f"  {tokens} tokens" if tokens else ""
     options = "".join(f"  {name}={value}" for name, value in session.defaults.items())
@@ -147,14 +147,14 @@ def toolbar(session: Session, keys: str) -> Any:
 
 def raise_failure(session: Session) -> None:
     """Raise the error of opening the backend, if there is one by now."""
-    if session.opening.done and session.opening.error is not None:
-        raise session.opening.error
+    if session.opening.done():
+        session.opening.result()
 
 
 def wake(prompt: PromptSession[str], session: Session) -> None:
     """Called from any thread when the backend is open, or failed to: redraws the prompt, or ends it with the
     error."""
-    app, error = prompt.app, session.opening.error
+    app, error = prompt.app, session.opening.exception()
     loop = app.loop
     if loop is None or not app.is_running:
         return

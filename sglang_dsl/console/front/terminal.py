@@ -144,20 +144,14 @@ def run(
     opening the backend."""
     has_input = sys.stdin.isatty()
     interactive = has_input and sys.stdout.isatty()
-    editors: list[Any] = []
-
-    def wake() -> None:
-        for one in editors:
-            one.wake()
-
-    opening = Opening(choice, wake)
+    opening = Opening(choice)
     session = Session(opening, defaults=defaults)
     try:
         screen = Screen(Console(file=sys.stdout), chat=chat)
         loop = Loop(session, screen, chat=chat, stays=interactive, form=form)
         editor = _editor(session, loop, chat=chat) if interactive else None
         if editor is not None:
-            editors.append(editor)
+            opening.add_done_callback(lambda _: editor.wake())
         if interactive:
             screen.console.print(banner(choice, chat=chat))
         if interactive or (chat and has_input):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -165,7 +166,7 @@ class Session:
         """Stop what runs and close the backend, also one that is still being opened."""
         self.stop()
         global_config.default_backend = self._outer_backend
-        if self._is_open or not self.opening.done or self.opening.error is None:
+        if self._is_open or not self.opening.done() or self.opening.exception() is None:
             _close(self.opening.result())
 
     # -- cells -----------------------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ class Session:
 def _wait_for(opening: Opening, view: View | None) -> Backend:
     """The backend, once it is open; Ctrl-C ends the wait. Raises the error of opening it."""
     try:
-        if view is not None and not stoppable(lambda: opening.wait(QUIET_S)):
+        if view is not None and not stoppable(lambda: wait([opening], QUIET_S)).done:
             view.wait(f"loading {opening.choice} ...")
         return stoppable(opening.result)
     finally:
