@@ -89,12 +89,10 @@ class Chat:
         ready = self._lowered(node).with_tools(choice if tools else "auto", parallel_tool_calls)
         return ready.call(prompt, self._limit)
 
-    def completion(self, text: str, **options: Any) -> Call:
-        """The request to continue a plain text."""
-        return self.behind(Prompt((Message(RAW_ROLE, text, open=True),)), **options)
-
-    def behind(self, prompt: Prompt, **options: Any) -> Call:
-        """The request to continue any prompt."""
+    def completion(self, prompt: str | Prompt, **options: Any) -> Call:
+        """The request to continue a text, or any prompt."""
+        if isinstance(prompt, str):
+            prompt = Prompt((Message(RAW_ROLE, prompt, open=True),))
         return self._lowered(self.node(**options)).call(prompt, self._limit)
 
     def begin(self, call: Call, *, stream: bool = False) -> Reply:

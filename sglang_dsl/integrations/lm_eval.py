@@ -118,9 +118,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
 
     def _call(self, context: str, task: Mapping[str, Any]) -> Call:
         options = {**_options(task), "stop": _stops(task) or None}
-        if isinstance(context, Conversation):
-            return self._chat.call(json.loads(context), **options)
-        return self._chat.completion(context, **options)
+        return self._chat.completion(_prompt(context, ""), **options)
 
     async def _text(self, call: Call) -> str:
         return (await self._chat.answer(call)).texts[0]
@@ -135,7 +133,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
         if before is None:
             raise Unsupported("the backend does not count tokens", backend=self._chat.backend.name)
         options = {"max_tokens": 1, "temperature": 0, "return_logprob": True, "top_logprobs_num": 1}
-        call = self._chat.behind(_prompt(context, continuation), **options, logprob_start_len=before)
+        call = self._chat.completion(_prompt(context, continuation), **options, logprob_start_len=before)
         meta = (await self._chat.answer(call)).meta
         tokens, best = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
         if tokens is None or best is None:
