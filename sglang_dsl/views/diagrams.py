@@ -149,41 +149,31 @@ def branch_graph(title: str, calls: Iterable[tuple[tuple[int, ...], str, str]]) 
 # -- notations -----------------------------------------------------------------------------------------------
 
 _SHAPES = {
-    "text": ('["', '"]'),
-    "role": ('(["', '"])'),
-    "gen": ('("', '")'),
-    "select": ('{"', '"}'),
-    "tool": ('[["', '"]]'),
-    "fork": ('[/"', '"/]'),
-    "join": ('[\\"', '"\\]'),
+    "text": ('["', '"]', "box"),
+    "role": ('(["', '"])', "note"),
+    "gen": ('("', '")', "ellipse"),
+    "select": ('{"', '"}', "diamond"),
+    "tool": ('[["', '"]]', "component"),
+    "fork": ('[/"', '"/]', "trapezium"),
+    "join": ('[\\"', '"\\]', "invtrapezium"),
 }
+"""The shape of each kind of box: Mermaid's brackets, and DOT's name."""
 
 
 def mermaid(graph: Graph) -> str:
     """A flowchart (mermaid.js.org/syntax/flowchart.html)."""
     lines = ["---", f"title: {_quoted(graph.title)}", "---", "flowchart TD"]
     for box in graph.boxes:
-        begin, end = _SHAPES[box.kind]
+        begin, end, _ = _SHAPES[box.kind]
         lines.append(f"    n{box.number}{begin}{_entities(box.label)}{end}")
     lines += [f"    n{before} --> n{after}" for before, after in graph.arrows]
     return "\n".join(lines) + "\n"
 
 
-_DOT = {
-    "text": "box",
-    "role": "note",
-    "gen": "ellipse",
-    "select": "diamond",
-    "tool": "component",
-    "fork": "trapezium",
-    "join": "invtrapezium",
-}
-
-
 def dot(graph: Graph) -> str:
     """A digraph (graphviz.org/doc/info/lang.html)."""
     lines = [f"digraph {_quoted(graph.title)} {{", "    node [fontname=monospace];"]
-    lines += [f"    n{b.number} [label={_quoted(b.label)}, shape={_DOT[b.kind]}];" for b in graph.boxes]
+    lines += [f"    n{b.number} [label={_quoted(b.label)}, shape={_SHAPES[b.kind][2]}];" for b in graph.boxes]
     lines += [f"    n{before} -> n{after};" for before, after in graph.arrows]
     return "\n".join([*lines, "}"]) + "\n"
 
