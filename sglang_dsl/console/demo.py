@@ -67,15 +67,9 @@ def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> N
         table.add_column(head, justify="left" if head == "run" else "right")
     for name, usage, seconds in rows:
         cached, prompt = usage["cached_tokens"], usage["prompt_tokens"]
-        table.add_row(
-            name,
-            str(usage["calls"]),
-            str(prompt),
-            f"{cached} ({100 * cached / max(1, prompt):.0f} %)",
-            str(usage["completion_tokens"]),
-            str(usage["jumped_tokens"]),
-            f"{seconds:.2f} s",
-        )
+        reused = f"{cached} ({100 * cached / max(1, prompt):.0f} %)"
+        counts = (usage["calls"], prompt, reused, usage["completion_tokens"], usage["jumped_tokens"])
+        table.add_row(name, *map(str, counts), f"{seconds:.2f} s")
     console.print(table)
 
 

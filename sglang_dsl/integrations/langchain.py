@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
@@ -21,6 +21,8 @@ from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.integrations.chat import Chat, arguments_of, finish_of, usage_of
 from sglang_dsl.ir import typed as types
+
+Stop: TypeAlias = list[str] | None
 
 
 class LangChainModel(BaseChatModel):
@@ -66,29 +68,17 @@ class LangChainModel(BaseChatModel):
     # -- requests --------------------------------------------------------------------------------------------
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         return _result(self._chat.begin(self._call(messages, stop, kwargs)).whole())
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         return _result(await self._chat.begin(self._call(messages, stop, kwargs)).awhole())
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         reply = self._chat.begin(self._call(messages, stop, kwargs), stream=True)
         for piece in reply.pieces():
@@ -99,11 +89,7 @@ class LangChainModel(BaseChatModel):
         yield _last(reply.whole())
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         reply = self._chat.begin(self._call(messages, stop, kwargs), stream=True)
         async for piece in reply.apieces():
@@ -113,7 +99,7 @@ class LangChainModel(BaseChatModel):
             yield chunk
         yield _last(await reply.awhole())
 
-    def _call(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Call:
+    def _call(self, messages: list[BaseMessage], stop: Stop, kwargs: dict[str, Any]) -> Call:
         kwargs.pop("ls_structured_output_format", None)  # only for LangSmith's traces
         if stop:
             kwargs["stop"] = stop

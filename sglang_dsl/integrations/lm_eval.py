@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 
 from runtime.protocol.messages import RAW_ROLE, Message
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.conversation.requests import Call, Prompt
+from sglang_dsl.conversation.requests import Prompt
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.integrations.chat import Chat, message_of
 
@@ -70,8 +70,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         if self._program is not None:
             return self._run_program(requests)
-        calls = [self._call(one.args[0], one.args[1]) for one in requests]
-        return self._all(self._text(call) for call in calls)
+        return self._all(self._text(*one.args) for one in requests)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self._check_scoring()
@@ -116,11 +115,9 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
-    def _call(self, context: str, task: Mapping[str, Any]) -> Call:
+    async def _text(self, context: str, task: Mapping[str, Any]) -> str:
         options = {**_options(task), "stop": _stops(task) or None}
-        return self._chat.completion(_prompt(context, ""), **options)
-
-    async def _text(self, call: Call) -> str:
+        call = self._chat.completion(_prompt(context, ""), **options)
         return (await self._chat.answer(call)).texts[0]
 
     def _check_scoring(self) -> None:

@@ -26,17 +26,16 @@ LABEL = 11
 FORMS = ("tree", "mermaid", "dot")
 
 
+_PICTURES = (
+    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    | {0x7F: "␡"}
+    | dict.fromkeys(range(0x80, 0xA0), "�")
+)
+
+
 def printable(text: str) -> str:
     """`text` with control characters replaced by their pictures, as a terminal would obey them."""
-    return "".join(_picture(char) if _is_control(char) else char for char in text)
-
-
-def _is_control(char: str) -> bool:
-    return (char < " " and char not in "\n\t") or "\x7f" <= char < "\xa0"
-
-
-def _picture(char: str) -> str:
-    return chr(0x2400 + ord(char)) if char < " " else ("␡" if char == "\x7f" else "�")
+    return text.translate(_PICTURES)
 
 
 def one_line(text: str, limit: int) -> str:
