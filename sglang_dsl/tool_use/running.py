@@ -12,13 +12,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from runtime.protocol.registry import MissingExtra, Registry
 from sglang_dsl.concurrency.loop import in_thread
 from sglang_dsl.tool_use.offers import Runner, ToolSession
-
-_PARTS: Registry[Any] = Registry(
-    "part of tools", {"jsonable": "pydantic_core:to_jsonable_python"}, extras={"jsonable": "typed"}
-)
 
 
 class CallFault(ValueError):
@@ -68,10 +63,10 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        plain = _PARTS.load("jsonable")(value, fallback=str)
-    except MissingExtra:
+        from pydantic_core import to_jsonable_python
+    except ImportError:
         return json.dumps(value, ensure_ascii=False, default=str)
-    return json.dumps(plain, ensure_ascii=False)
+    return json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
 
 
 async def _await_on(home: asyncio.AbstractEventLoop | None, work: Any) -> Any:

@@ -4,13 +4,14 @@ updated in the background.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
-from runtime.protocol.registry import MissingExtra, Registry
 from sglang_dsl.views.diagrams import Graph, mermaid
 
 MERMAID = "text/vnd.mermaid"
@@ -21,12 +22,6 @@ BETWEEN_S = 0.1
 BYTES_PER_S = 2_000_000
 BUSY = 0.2
 """The most bytes that are sent, and the largest part of the time that is spent on pages."""
-
-_WIDGETS: Registry[Any] = Registry(
-    "live view",
-    {"HTML": "ipywidgets:HTML", "Button": "ipywidgets:Button", "VBox": "ipywidgets:VBox"},
-    extras=dict.fromkeys(("HTML", "Button", "VBox"), "notebook"),
-)
 
 
 class Page(NamedTuple):
@@ -81,11 +76,7 @@ def is_watched() -> bool:
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or type(shell).__name__ != "ZMQInteractiveShell" or not shell.kernel._allow_stdin:
         return False
-    try:
-        _WIDGETS.load("HTML")
-    except MissingExtra:
-        return False
-    return True
+    return importlib.util.find_spec("ipywidgets") is not None
 
 
 class Live:
@@ -94,10 +85,11 @@ class Live:
 
     def __init__(self, target: Displayed) -> None:
         self._target = target
-        self._html = _WIDGETS.load("HTML")()
-        button = _WIDGETS.load("Button")(description="Stop", icon="stop")
+        widgets: Any = importlib.import_module("ipywidgets")
+        self._html = widgets.HTML()
+        button = widgets.Button(description="Stop", icon="stop")
         button.on_click(self._stop)
-        self._box = _WIDGETS.load("VBox")([self._html, button])
+        self._box = widgets.VBox([self._html, button])
         self._handle: Any = None
 
     def show(self) -> None:
