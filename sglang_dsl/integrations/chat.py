@@ -14,7 +14,6 @@ from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.streams import Piece
 from sglang_dsl.concurrency.waiting import Until, awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
@@ -158,12 +157,12 @@ class Reply:
         answer: Completion = self._answer.result()
         return answer
 
-    async def _pieces(self, until: Until) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, until: Until) -> AsyncGenerator[str, None]:
         try:
             async with aclosing(self._answer.read(self._answer.ended, until)) as pieces:
                 async for piece in pieces:
                     if piece.text:
-                        yield piece
+                        yield piece.text
             self._answer.result()
         finally:
             if not self._answer.done:
@@ -180,13 +179,11 @@ class Reply:
     def pieces(self) -> Iterator[str]:
         """The text while it is generated; leaving early cancels the request. Raises the error of the
         request."""
-        return (piece.text for piece in iterate_here(self._pieces(blocking)))
+        return iterate_here(self._pieces(blocking))
 
-    async def apieces(self) -> AsyncGenerator[str, None]:
+    def apieces(self) -> AsyncGenerator[str, None]:
         """pieces() for a coroutine."""
-        async with aclosing(self._pieces(awaiting)) as pieces:
-            async for piece in pieces:
-                yield piece.text
+        return self._pieces(awaiting)
 
 
 # -- the format of chat APIs ---------------------------------------------------------------------------------
