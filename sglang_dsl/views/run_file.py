@@ -130,8 +130,9 @@ def _line(event: CallEvent, now: float) -> Line:
             source = None if event.source is None else f"{event.source.file}:{event.source.line}"
             request = {} if event.request is None else event.request()
             return Begin(
-                event.number, event.run, event.program, event.kind, event.name, event.branch, event.step, now,
-                event.index, event.backend, source, request,
+                call=event.number, run=event.run, program=event.program, kind=event.kind, name=event.name,
+                branch=event.branch, step=event.step, at=now, index=event.index, backend=event.backend,
+                source=source, request=request,
             )  # fmt: skip
         case "end":
             reply = {} if event.reply is None else event.reply()
