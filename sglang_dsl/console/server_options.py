@@ -19,13 +19,13 @@ PARSER = "reasoning_parser"
 def runtime_options(options: Mapping[str, Any], model: Any = None, **how: Any) -> dict[str, Any]:
     """`options` by the runtime's names; unknown names stay. `model`: the checkpoint they are for. Warns about
     options without effect. Raises Unsupported for what the runtime cannot do."""
-    options = dict(options)
-    parser = options.pop(PARSER, None)
+    translated = {name: value for name, value in options.items() if name != PARSER}
+    parser = options.get(PARSER)
     if parser is not None:  # an unknown parser is one more option without effect
         known = parser in (AUTO, *REASONING_TYPES)
-        options[PARSER if known else "default_reasoning_parser"] = parser
+        translated[PARSER if known else "default_reasoning_parser"] = parser
     try:
-        return server_names.own_options(options, model, **{"tell": warn, **how})
+        return server_names.own_options(translated, model, **{"tell": warn, **how})
     except NotSupported as error:
         raise Unsupported(error.message, hint=error.hint) from error
 

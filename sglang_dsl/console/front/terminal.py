@@ -161,7 +161,7 @@ def run(
             opening.result()
             commands.call(session, f"system {system}")
         if editor is not None:
-            return editor.run()
+            return int(editor.run())
         session.ready(screen)
         return loop.run(prompts.lines_reader(chat=chat, names=session.names))
     finally:
