@@ -51,7 +51,6 @@ class Chat:
 
     @property
     def model(self) -> str:
-        """The identity of the backend: the model, and where it runs."""
         return self.backend.identity
 
     def node(self, **options: Any) -> Gen:
@@ -99,7 +98,6 @@ class Chat:
         return Reply(self.name, self.backend, call, stream)
 
     async def answer(self, call: Call) -> Completion:
-        """Send a request, on the language's own event loop."""
         return await _generate(self.name, self.backend, call)
 
     @property
@@ -144,7 +142,6 @@ class Reply:
             self._answer.settle(done, done.meta)
 
     def cancel(self) -> None:
-        """Abort the request."""
         self._cancelled = True
         background().call(lambda: self._task is not None and self._task.cancel())
 

@@ -161,7 +161,6 @@ def _turns(message: lm15.Message) -> Iterator[dict[str, Any]]:
 
 
 def response_of(done: Completion, request: lm15.Request) -> lm15.Response:
-    """A reply as DSPy's response."""
     parts: list[Any] = [lm15.TextPart(done.texts[0])] if done.texts[0] else []
     parts += [
         lm15.ToolCallPart(call["id"], call["name"], arguments_of(call) or {})

@@ -145,7 +145,6 @@ def _check(arguments: dict[str, Any], schema: dict[str, Any]) -> None:
 
 
 def _of_type(kind: type) -> Runner:
-    """A tool whose arguments are the fields of a type."""
     try:
         schema = types.schema(kind)
         adapter = types.describe(kind)

@@ -59,7 +59,6 @@ async def run(
 
 
 def text_of(value: Any) -> str:
-    """A tool's result for the model: text unchanged, anything else as JSON."""
     if isinstance(value, str):
         return value
     try:

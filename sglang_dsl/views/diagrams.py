@@ -179,7 +179,6 @@ def dot(graph: Graph) -> str:
 
 
 def short(text: str) -> str:
-    """One line of at most MAX_LABEL characters."""
     line = _CONTROLS.sub(" ", text.replace("\n", "⏎"))
     return line if len(line) <= MAX_LABEL else line[: MAX_LABEL - 1] + "…"
 

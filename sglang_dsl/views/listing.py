@@ -52,7 +52,6 @@ def program(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> st
 
 
 def traced(body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> str:
-    """The content of program()."""
     others = (style.folded(f"calls {name}", _nodes(other.nodes)) for name, other in called)
     return _nodes(body.nodes) + "".join(others)
 
@@ -131,7 +130,6 @@ def plan(head: str, steps: Sequence[Any]) -> str:
 
 
 def plan_graph(title: str, steps: Sequence[Any]) -> Graph:
-    """The calls, a row for each branch."""
     return branch_graph(
         title,
         (
@@ -168,7 +166,6 @@ def choice(
 
 
 def choice_graph(options: Sequence[str], index: int, probabilities: Sequence[float]) -> Graph:
-    """The options of a choice; the chosen one has the shape of a generation."""
     graph = Graph("choice")
     start = graph.box("select", "select", [])
     for at, (option, share) in enumerate(zip(options, probabilities, strict=True)):
@@ -194,7 +191,6 @@ def _cell(value: Any) -> str:
 
 
 def batch_graph(title: str, items: Sequence[str]) -> Graph:
-    """A box for each of the first items."""
     graph = Graph(title)
     start = graph.box(title, "fork", [])
     for label in items[:_MAX_BOXES]:

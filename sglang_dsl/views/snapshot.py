@@ -161,7 +161,6 @@ class Constraint(NamedTuple):
 
 
 def constraint_of(node: Gen[Any] | Select | None) -> Constraint | None:
-    """The constraint of a generation, or None."""
     if node is None:
         return None
     if isinstance(node, Select):

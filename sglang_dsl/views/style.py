@@ -42,7 +42,6 @@ def folded(summary: str, body: str, *, opened: bool = False) -> str:
 
 
 def columns(parts: Iterable[str]) -> str:
-    """Parts side by side, as far as they fit."""
     return element("div", "".join(parts), "cols")
 
 

@@ -39,7 +39,6 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """The text in one line of at most `limit` characters."""
     line = printable(text).replace("\n", "⏎").replace("\t", " ")
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
@@ -78,7 +77,6 @@ def show(state: Snapshot, console: Console | None = None, form: str = "tree") ->
 
 
 def render(state: Snapshot) -> RenderableType:
-    """The state as something that rich can print."""
     parts = _panels(outline(state))
     if (error := state.error) is not None:
         message = Text(printable(str(error)))

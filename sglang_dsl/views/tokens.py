@@ -35,7 +35,6 @@ class Span(NamedTuple):
 
     @property
     def probability(self) -> float | None:
-        """The product over its tokens."""
         known = [one for token in self.tokens if (one := token.probability) is not None]
         return math.prod(known) if known and len(known) == len(self.tokens) else None
 

@@ -125,7 +125,6 @@ class Magic:
         return self._session
 
     def close(self) -> None:
-        """End the session, if there is one."""
         if self._session is not None:
             session, self._session = self._session, None
             session.close()

@@ -215,7 +215,6 @@ class Screen(View):
     # -- values and errors -----------------------------------------------------------------------------------
 
     def outcome(self, session: Session, outcome: Outcome) -> None:
-        """Show the value or error of a cell, and what it cost."""
         if outcome.error is not None:
             self.failed(outcome.error)
             return
@@ -232,7 +231,6 @@ class Screen(View):
             self.console.print(Text(note, style="dim"), highlight=False)
 
     def value(self, session: Session, value: object) -> None:
-        """Show a value: states and forks as text, others as rich prints them."""
         if value is session.state:
             self.console.print(conversation(session.whole()))
         elif isinstance(value, StateBase):
@@ -244,7 +242,6 @@ class Screen(View):
             self.console.print(Pretty(value))
 
     def failed(self, error: BaseException) -> None:
-        """Show an error."""
         frames, message = cell.described(error)
         head, _, rest = printable(message).partition("\n")
         rest_style = "dim" if "Error" in head else "red"

@@ -42,7 +42,6 @@ def run(parts: list[tuple[CodeType, bool]], names: dict[str, Any]) -> Any:
 
 
 def mentions(code: str, name: str) -> bool:
-    """Whether the code contains this name."""
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(ast.parse(code)))
 
 

@@ -114,7 +114,6 @@ class Session:
 
     @property
     def state(self) -> Any:
-        """`s`."""
         return self.standing.state
 
     @property
@@ -254,7 +253,6 @@ class Session:
         return value, self.standing.rest()
 
     def _newly_set(self, before: set[int]) -> list[Any]:
-        """The variables that were set since."""
         return [one for one in self.standing.core.variables.values() if id(one) not in before]
 
     def _partial_state(self, begin: Transcript, before: Checkpoint) -> Checkpoint | None:
@@ -348,7 +346,6 @@ def _close(backend: Backend) -> None:
 
 
 def _open_turn(transcript: Transcript) -> list[Transcript]:
-    """The entries of the open turn."""
     entries: list[Transcript] = []
     at: Transcript | None = transcript
     while at is not None and at.kind not in ("open", "root"):
