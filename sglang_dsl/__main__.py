@@ -35,8 +35,7 @@ from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import gen
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.console.backend_flag import add_backend_flags
-from sglang_dsl.console.session.opening import Place
+from sglang_dsl.console.backend_flag import BackendChoice, add_backend_flags
 from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.function import RUN_WORDS, SglFunction
 from sglang_dsl.launch_server import serve
@@ -192,7 +191,7 @@ def text(given: str) -> str:
 
 def backend(args: argparse.Namespace) -> Backend:
     """A backend of the command's own, to be closed at its end."""
-    return Place(args.backend, args.model).open()
+    return BackendChoice(args.backend, args.model).open()
 
 
 def words_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -248,14 +247,15 @@ def chat(args: argparse.Namespace) -> int:
 
     form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
     gen(**form)  # what is wrong with it is told before a model is loaded
-    place = Place(args.backend, args.model)
-    return terminal.chat(place, words=words_of(args), system=args.system, form=form)
+    place = BackendChoice(args.backend, args.model)
+    return terminal.run(place, chat=True, defaults=words_of(args), system=args.system, form=form)
 
 
 def repl(args: argparse.Namespace) -> int:
     from sglang_dsl.console.front import terminal
 
-    return terminal.prompt(Place(args.backend, args.model), words=words_of(args), system=args.system)
+    place = BackendChoice(args.backend, args.model)
+    return terminal.run(place, chat=False, defaults=words_of(args), system=args.system)
 
 
 def view(args: argparse.Namespace) -> int:

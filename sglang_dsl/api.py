@@ -199,7 +199,7 @@ def tools(given: object) -> Tools:
     src = caller()
     added(src, "tools")
     runners = runners_of(given)
-    said = tuple(json.dumps(one.said, ensure_ascii=False) for one in runners.values())
+    said = tuple(json.dumps(one.schema, ensure_ascii=False) for one in runners.values())
     return Tools(said, own=runners, src=src)
 
 

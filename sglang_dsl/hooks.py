@@ -1,4 +1,4 @@
-"""Hooks: functions that are told of every call of a backend, before and after. Knows no backends.
+"""Hooks: functions that receive an event at the begin and at the end of every call of a backend.
 
 with hooks.subscribed(print):
     program.run(...)
@@ -61,13 +61,13 @@ class CallEvent:
 Hook: TypeAlias = Callable[[CallEvent], object]
 
 TRACEPARENT: ContextVar[str | None] = ContextVar("sglang_dsl_traceparent", default=None)
-"""The span of the call that is being made, as W3C's header `traceparent` says it. What makes spans sets it
-when a call begins; a backend that speaks to the bundled server passes it on."""
+"""The span of the current call, as W3C's header `traceparent`. Telemetry sets it when a call begins, and
+backends send it to the bundled server."""
 
 
 class Hooks:
-    """The hooks of this process. They run on the language's event loop: they must not block. What one raises
-    is logged, and changes nothing."""
+    """The hooks of this process. They run on the language's event loop and must not block. Their exceptions
+    are logged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,22 +77,22 @@ class Hooks:
         return bool(self.listeners)
 
     def subscribe(self, hook: Hook) -> Callable[[], None]:
-        """Call `hook` for every event from now on; gives the function that ends this."""
+        """Call `hook` for every event from now on. Returns a function that ends this."""
         with self._lock:
             self.listeners = (*self.listeners, hook)
 
         def end() -> None:
             with self._lock:
-                kept = list(self.listeners)
-                if hook in kept:
-                    kept.remove(hook)
-                self.listeners = tuple(kept)
+                listeners = list(self.listeners)
+                if hook in listeners:
+                    listeners.remove(hook)
+                self.listeners = tuple(listeners)
 
         return end
 
     @contextmanager
     def subscribed(self, hook: Hook) -> Iterator[None]:
-        """subscribe for the length of a block."""
+        """subscribe() for the duration of a block."""
         end = self.subscribe(hook)
         try:
             yield

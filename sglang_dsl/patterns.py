@@ -1,4 +1,4 @@
-"""Regular expressions that are often needed, as text. Knows nothing else.
+"""Common regular expressions, as text.
 
 Numbers allow trailing whitespace. A model that wants to continue ("24 hours") can then end the number with a
 space instead of being forced to add digits. dtype=int and dtype=float stop at that space, so the value has

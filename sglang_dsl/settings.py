@@ -1,4 +1,4 @@
-"""Settings: defaults for the whole process. Knows no backend class."""
+"""Settings: defaults for the whole process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings:
 
     @skip_special_tokens_in_output.setter
     def skip_special_tokens_in_output(self, value: bool) -> None:
-        # Said only where it is not the default anyway: not every backend can be told.
+        # None if it is the default anyway, as not every backend has the parameter.
         self.sampling = replace(self.sampling, skip_special_tokens=None if value else False)
 
     @property
@@ -47,7 +47,7 @@ class Settings:
 
     @spaces_between_special_tokens_in_out.setter
     def spaces_between_special_tokens_in_out(self, value: bool) -> None:
-        """Raises BadProgram for what is not offered."""
+        """Raises BadProgram for True."""
         if value:
             raise BadProgram(
                 "spaces between special tokens are not supported; texts are as the tokenizer returns them"
@@ -60,7 +60,7 @@ class Settings:
 
     @enable_parallel_encoding.setter
     def enable_parallel_encoding(self, value: bool) -> None:
-        """Raises BadProgram for what is not offered."""
+        """Raises BadProgram for True."""
         if value:
             raise BadProgram(
                 "parallel encoding is not supported; a join adds the text of its forks, and the backend "

@@ -25,8 +25,9 @@ from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import separate_reasoning
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.console.server_options import flags_of, own_flags, server_command
+from sglang_dsl.console.server_options import server_command
 from sglang_dsl.ir import Node, Seq, leaves
+from sglang_dsl.launch_server import flags_of, runtime_flags
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0
@@ -161,7 +162,7 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
     be sglang's, `python -m sglang.launch_server ...`) in a process of its own. `host`, unless the command
     names one, and `port`, by default a free one. A warning names the flags of sglang's that have no meaning
     here. Gives the process and its port; wait_for_server() waits for it."""
-    flags = own_flags(flags_of(command))
+    flags = runtime_flags(flags_of(command))
     chosen = port if port is not None else free_port(host)
     if not any(flag.partition("=")[0] == "--host" for flag in flags):
         flags += ["--host", host]
@@ -171,7 +172,7 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
 
 def execute_shell_command(command: str) -> Any:
     """The same for a command that names its port; gives the process."""
-    own, environment = server_command(*own_flags(flags_of(command)))
+    own, environment = server_command(*runtime_flags(flags_of(command)))
     return subprocess.Popen(own, start_new_session=True, env=environment)
 
 

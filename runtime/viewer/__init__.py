@@ -1,11 +1,11 @@
 """The viewer's page: plain HTML, CSS and JavaScript, served as they are by a server (/viewer) and by
-`sglang-dsl view`. It loads nothing from elsewhere. Whoever serves it answers
+`sglang-dsl view`. It loads nothing from elsewhere. Its server answers
 
     .../viewer                 the page
-    .../viewer/sources.json    what there is to show: see `Sources`
+    .../viewer/sources.json    what to show: see `Sources`
     .../viewer/page.js, ...    the files of `NAMES`
 
-Files with runs are read by the page itself; what they hold is shown as text and never as markup.
+The page reads run files itself; their content is shown as text and never as markup.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""What every answer says: nothing from elsewhere is loaded or run, and no other page shows this one."""
+"""Headers of every answer: nothing from elsewhere is loaded or run, and no other page embeds this one."""
 
 
 class RunSource(msgspec.Struct):
-    """A file with runs. live: it may still grow; url: gives its bytes from ?from=OFFSET on."""
+    """A run file. `live`: it may still grow; `url`: its bytes after ?from=OFFSET."""
 
     name: str
     url: str
@@ -51,8 +51,8 @@ class RunSource(msgspec.Struct):
 
 
 class Sources(msgspec.Struct):
-    """title: of the page. requests, radix: where a server tells its recent requests and its prefix cache.
-    wants_key: these take an API key."""
+    """`title`: of the page; `requests`, `radix`: addresses of a server's recent requests and prefix cache;
+    `wants_key`: whether these take an API key."""
 
     title: str
     runs: list[RunSource] = []
@@ -63,8 +63,8 @@ class Sources(msgspec.Struct):
 
 @cache
 def asset(name: str) -> tuple[bytes, str]:
-    """A file's bytes and media type. Raises KeyError for one that is not among NAMES, nor the page."""
+    """A file's bytes and media type. Raises KeyError if it is neither the page nor in NAMES."""
     if name != PAGE and name not in NAMES:
         raise KeyError(name)
-    found = files(__name__).joinpath("page").joinpath(name)
-    return found.read_bytes(), _KINDS[name.rpartition(".")[2]]
+    content = files(__name__).joinpath("page").joinpath(name).read_bytes()
+    return content, _KINDS[name.rpartition(".")[2]]

@@ -1,6 +1,6 @@
-"""The demo: one multi-call program on the bundled checkpoint, then what it cost.
+"""`python -m sglang_dsl demo`: a multi-call program on the bundled checkpoint, and what it cost.
 
-`python -m sglang_dsl demo`. It knows only the public language; read it as an example.
+It uses only the public language, so that it can be read as an example.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 import sglang_dsl as sgl
 
@@ -59,46 +57,24 @@ def tour(s: ProgramState, land: str) -> None:
     s += sgl.assistant(sgl.gen("card", regex=CARD, max_tokens=96, temperature=0))
 
 
-def _conversation(console: Console, state: ProgramState) -> None:
-    styles = {"system": "dim", "user": "cyan", "assistant": "green"}
-    for message in state.messages():
-        role = str(message["role"])
-        body = Text(str(message["content"]), style=styles.get(role, ""))
-        console.print(Panel(body, title=Text(role), title_align="left", border_style=styles.get(role, "")))
-        if message["content"] == state["ruler"]:
-            fork = Table.grid(padding=(0, 2))
-            for question, answer in zip(BRANCHES.values(), state["answers"], strict=True):
-                fork.add_row(Text(question, style="cyan"), Text(answer, style="green"))
-            console.print(
-                Panel(fork, title="three branches, in parallel", title_align="left", border_style="magenta")
-            )
-
-
 def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> None:
     table = Table(
         title="what it cost",
         caption="in tokens; reused: prompt tokens found in the radix cache; jumped: appended, not decoded, "
         "because the regex forced them",
     )
-    heads = ("run", "calls", "prompt", "reused", "generated", "jumped", "wall time")
-    for head in heads:
+    for head in ("run", "calls", "prompt", "reused", "generated", "jumped", "wall time"):
         table.add_column(head, justify="left" if head == "run" else "right")
     for name, usage, seconds in rows:
         cached, prompt = usage["cached_tokens"], usage["prompt_tokens"]
-        table.add_row(
-            name,
-            str(usage["calls"]),
-            str(prompt),
-            f"{cached} ({100 * cached / max(1, prompt):.0f} %)",
-            str(usage["completion_tokens"]),
-            str(usage["jumped_tokens"]),
-            f"{seconds:.2f} s",
-        )
+        reused = f"{cached} ({100 * cached / max(1, prompt):.0f} %)"
+        counts = (usage["calls"], prompt, reused, usage["completion_tokens"], usage["jumped_tokens"])
+        table.add_row(name, *map(str, counts), f"{seconds:.2f} s")
     console.print(table)
 
 
 def main() -> int:
-    """Run it twice, print the conversation and the table; 0 when the program did what it says."""
+    """Run it twice and print the conversation and the costs. Returns 0."""
     console = Console()
     with console.status("loading pocket ..."):
         engine = sgl.Engine("pocket")
@@ -109,7 +85,7 @@ def main() -> int:
             state = tour.run(land="Ostrel", backend=engine)
             state.sync()
             rows.append((name, state.usage(), time.perf_counter() - started))
-        _conversation(console, state)
+        state.show()
         _costs(console, rows)
         card = json.loads(state["card"])
         console.print(f"card as Python: {card!r}", markup=False, emoji=False)

@@ -1,5 +1,4 @@
-"""`doctor`: what is installed, what works, what to install. It tries what it says works, and changes
-nothing."""
+"""`doctor`: what is installed, what works, and what to install. It changes nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -22,8 +20,8 @@ from rich.text import Text
 
 from runtime.protocol.console import DISTRIBUTION, version
 from sglang_dsl.api import assistant, gen, user
+from sglang_dsl.console.backend_flag import BackendChoice
 from sglang_dsl.console.front.prompt import state_file
-from sglang_dsl.console.session.opening import Place
 from sglang_dsl.function import function
 
 QUESTION, ANSWER = "Which river runs through Ostrel?", "Sarn"
@@ -47,30 +45,24 @@ EXTRAS = {
     "lm-eval": "LMEvalModel",
 }
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "SGLANG_DSL_API_KEY")
-Status = Literal["ok", "missing", "broken", "note"]
 _MARKS = {"ok": ("✓", "green"), "missing": ("○", "dim"), "broken": ("✗", "red"), "note": ("·", "yellow")}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line. then: what to do about it."""
+class Finding(NamedTuple):
+    """One line of the report. `action`: what to do about it."""
 
-    status: Status
+    status: Literal["ok", "missing", "broken", "note"]
     what: str
-    told: str
-    then: str = ""
+    detail: str
+    action: str = ""
 
 
 def main(*, quick: bool = False) -> int:
-    """Look, print, and give the exit code: 1 where something that is installed does not work. `quick`: no
-    model is loaded."""
+    """Print the report. Returns 1 if something that is installed does not work. `quick`: load no model."""
     console = Console()
     broken = False
-    for title, findings in (
-        ("here", _here()),
-        ("extras", _extras()),
-        ("works", _works(console, quick=quick)),
-    ):
+    sections = {"here": _here(), "extras": _extras(), "works": _works(console, quick=quick)}
+    for title, findings in sections.items():
         table = Table(
             box=None,
             show_header=False,
@@ -82,12 +74,8 @@ def main(*, quick: bool = False) -> int:
             table.add_column(overflow="fold", no_wrap=at < 2)
         for one in findings:
             mark, style = _MARKS[one.status]
-            table.add_row(
-                Text(mark, style=style),
-                Text(one.what),
-                Text(one.told, style="dim"),
-                Text(one.then, style="cyan"),
-            )
+            cells = ((mark, style), (one.what, ""), (one.detail, "dim"), (one.action, "cyan"))
+            table.add_row(*(Text(text, style=style) for text, style in cells))
             broken |= one.status == "broken"
         console.print(table)
         console.print()
@@ -96,30 +84,20 @@ def main(*, quick: bool = False) -> int:
 
 def _here() -> Iterator[Finding]:
     yield Finding("ok", DISTRIBUTION, version())
-    python = platform.python_version()
-    good = sys.version_info >= (3, 11)
-    yield Finding(
-        "ok" if good else "broken", "Python", f"{python}, {sys.executable}", "" if good else "3.11 or newer"
-    )
+    yield Finding("ok", "Python", f"{platform.python_version()}, {sys.executable}")
     yield Finding("ok", "machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs")
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-    if compiler is None:
-        yield Finding(
-            "note",
-            "C compiler",
-            "none: attention on CPUs is torch's, which is slower",
-            "install gcc or clang",
-        )
-    else:
+    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    if compiler is not None:
         yield Finding("ok", "C compiler", f"{compiler}, for attention on CPUs")
+    else:
+        slower = "none: attention on CPUs is torch's, which is slower"
+        yield Finding("note", "C compiler", slower, "install gcc or clang")
     file = state_file("history")
-    yield (
-        Finding(
-            "note", "history", "cannot be saved: kept for this session only", "make XDG_STATE_HOME writable"
-        )
-        if file is None
-        else Finding("ok", "history", str(file))
-    )
+    if file is not None:
+        yield Finding("ok", "history", str(file))
+    else:
+        lost = "cannot be saved: kept for this session only"
+        yield Finding("note", "history", lost, "make XDG_STATE_HOME writable")
     keys = [name for name in KEYS if os.environ.get(name)]
     yield Finding(
         "ok" if keys else "missing", "API keys", ", ".join(keys) or "none is set, none is needed here"
@@ -127,8 +105,8 @@ def _here() -> Iterator[Finding]:
 
 
 def requirements() -> dict[str, list[str]]:
-    """Extra -> names of the distributions that it installs, those of the extras in it included. Empty where
-    this runs from a folder that was not installed."""
+    """The distributions that each extra installs, also by the extras in it. Empty if this runs from a folder
+    that was not installed."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -140,35 +118,28 @@ def requirements() -> dict[str, list[str]]:
         name = re.match(r"[\w.-]+", line)
         if extra is None or name is None:
             continue
-        within = re.match(rf"{re.escape(DISTRIBUTION)}\[([^\]]*)\]", line)
-        if within is not None:
-            inner.setdefault(extra[1], []).extend(one.strip() for one in within[1].split(","))
+        included = re.match(rf"{re.escape(DISTRIBUTION)}\[([^\]]*)\]", line)
+        if included is not None:
+            inner.setdefault(extra[1], []).extend(one.strip() for one in included[1].split(","))
         elif "platform" not in line or sys.platform in line:
             direct.setdefault(extra[1], []).append(name[0])
-    return {
-        extra: list(
-            dict.fromkeys(
-                [*direct.get(extra, ()), *(n for one in inner.get(extra, ()) for n in direct.get(one, ()))]
-            )
-        )
-        for extra in {*direct, *inner}
-    }
+    names: dict[str, list[str]] = {}
+    for extra in {*direct, *inner}:
+        nested = [name for one in inner.get(extra, ()) for name in direct.get(one, ())]
+        names[extra] = list(dict.fromkeys([*direct.get(extra, ()), *nested]))
+    return names
 
 
 def _extras() -> Iterator[Finding]:
-    found = requirements()
-    if not found:
-        yield Finding(
-            "note",
-            "extras",
-            "this copy was not installed by pip, so its extras are unknown",
-            "pip install -e .",
-        )
+    installs = requirements()
+    if not installs:
+        unknown = "this copy was not installed by pip, so its extras are unknown"
+        yield Finding("note", "extras", unknown, "pip install -e .")
         return
     for extra, what in EXTRAS.items():
-        absent = [name for name in found.get(extra, ()) if _version(name) is None]
+        absent = [name for name in installs.get(extra, ()) if not _is_installed(name)]
         install = f"pip install '{DISTRIBUTION}[{extra}]'"
-        if extra not in found:
+        if extra not in installs:
             yield Finding("note", extra, f"{what}; unknown to pip: installed from older code", install)
         elif absent:
             yield Finding("missing", extra, f"{what}; without {', '.join(absent)}", install)
@@ -176,56 +147,57 @@ def _extras() -> Iterator[Finding]:
             yield Finding("ok", extra, what)
 
 
-def _version(name: str) -> str | None:
+def _is_installed(name: str) -> bool:
     try:
-        return metadata.version(name)
+        metadata.version(name)
     except metadata.PackageNotFoundError:
-        return None
+        return False
+    return True
 
 
 def _works(console: Console, *, quick: bool) -> Iterator[Finding]:
-    yield _said("language", "mock")
+    yield _answers("language", "mock")
     if importlib.util.find_spec("torch") is None:
         yield Finding("missing", "engine", "torch is not installed", f"pip install '{DISTRIBUTION}[runtime]'")
         return
     try:
         torch: Any = importlib.import_module("torch")
         gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-    except Exception as error:  # noqa: BLE001 - told
+    except Exception as error:  # noqa: BLE001 - reported
         yield Finding("broken", "torch", f"{type(error).__name__}: {error}", "reinstall it")
         return
     yield Finding("ok", "torch", str(torch.__version__))
-    yield Finding(
-        "ok" if gpus else "missing", "GPU", ", ".join(gpus) or "none that torch sees: models run on the CPU"
-    )
+    names = ", ".join(gpus) or "none that torch sees: models run on the CPU"
+    yield Finding("ok" if gpus else "missing", "GPU", names)
     if quick:
         yield Finding("note", "engine", "not tried: --quick")
         return
     with console.status("asking pocket ..."):
-        found = _said("engine", "engine", ANSWER)
-    yield found
-    if found.status == "ok":
+        engine = _answers("engine", "engine", ANSWER)
+    yield engine
+    if engine.status == "ok":
         yield Finding("ok", "products", importlib.import_module("runtime.kernels.native.tuning").summary())
 
 
-def _said(what: str, backend: str, answer: str = "") -> Finding:
-    """Ask a backend one question."""
+def _answers(what: str, name: str, expected: str = "") -> Finding:
+    """Whether a backend's answer to the question contains `expected`."""
     begun = time.perf_counter()
     try:
-        opened = Place(backend).open()
+        backend = BackendChoice(name).open()
         try:
             ready = time.perf_counter()
-            state = _ask.run(backend=opened)
-            said, took = state["answer"], time.perf_counter() - ready
+            answer = _ask.run(backend=backend)["answer"]
+            seconds = time.perf_counter() - ready
         finally:
-            opened.close()
-    except Exception as error:  # noqa: BLE001 - told
+            backend.close()
+    except Exception as error:  # noqa: BLE001 - reported
         return Finding("broken", what, f"{type(error).__name__}: {' '.join(str(error).split())}")
-    if answer not in said:
-        return Finding("broken", what, f"asked {QUESTION!r}, it said {said!r}")
-    if not answer:
+    if expected not in answer:
+        return Finding("broken", what, f"asked {QUESTION!r}, it said {answer!r}")
+    if not expected:
         return Finding("ok", what, "a program on the mock backend")
-    return Finding("ok", what, f"pocket: loaded in {ready - begun:.1f} s, answered in {took:.2f} s: {said}")
+    loaded = f"loaded in {ready - begun:.1f} s, answered in {seconds:.2f} s"
+    return Finding("ok", what, f"pocket: {loaded}: {answer}")
 
 
 @function(temperature=0, max_tokens=32, timeout=60)

@@ -1,9 +1,7 @@
-"""Runtime: the bundled runtime as a server in processes of its own, started and stopped from here.
+"""Runtime: the bundled runtime as a server in its own processes, `python -m runtime serve`, used over HTTP.
 
-    with Runtime("pocket") as runtime:
-        set_default_backend(runtime)
-
-It starts `python -m runtime serve` and talks to it only by HTTP. It imports no internals of the runtime.
+with Runtime("pocket") as runtime:
+    set_default_backend(runtime)
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from typing import Any
 from runtime.protocol.registry import Registry
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
 from sglang_dsl.concurrency.loop import background, running
-from sglang_dsl.console.server_options import own_options, server_command
+from sglang_dsl.console.server_options import runtime_options, server_command
 from sglang_dsl.errors import BackendError
 
 STOP_S = 20.0
-"""Seconds a server has to end by itself before it is killed; it drains what runs."""
-HANG_UP_S = 5.0
+"""Seconds a server has to finish its requests and exit before it is killed."""
+CLOSE_S = 5.0
 LOG_TAIL = 30
 _POLL_S = 0.05
 
@@ -48,7 +46,7 @@ _TOKENIZERS: Registry[Any] = Registry(
 
 
 def get_tokenizer(model_path: str, **kwargs: Any) -> Any:
-    """The tokenizer of a checkpoint's folder, of a bundled one or of a model's name, by transformers."""
+    """A tokenizer loaded by transformers. `model_path`: a folder, a bundled checkpoint, or a model's name."""
     folder = _TOKENIZERS.load("bundled").get(str(model_path), model_path)
     return _TOKENIZERS.load("auto").from_pretrained(folder, **kwargs)
 
@@ -60,8 +58,8 @@ def get_config(
     model_override_args: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The configuration of a checkpoint's folder, of a bundled one or of a model's name, by transformers;
-    `model_override_args` go over its own values."""
+    """A configuration loaded by transformers. `model`: a folder, a bundled checkpoint, or a model's name.
+    `model_override_args` replace values in it."""
     folder = _TOKENIZERS.load("bundled").get(str(model), model)
     config = _TOKENIZERS.load("config").from_pretrained(
         folder, trust_remote_code=trust_remote_code, revision=revision, **kwargs
@@ -71,7 +69,7 @@ def get_config(
 
 
 class _Stop:
-    """Ends a server's process, once. Holds no Runtime."""
+    """Ends a server's process, once. It holds no Runtime, so that one can be garbage collected."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
         self._process, self._folder = process, folder
@@ -129,9 +127,9 @@ class Runtime:
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
-        options = own_options(options, str(model_path))
+        options = runtime_options(options, str(model_path))
         self._folder = tempfile.TemporaryDirectory(prefix="sglang-dsl-", ignore_cleanup_errors=True)
-        self._used: RuntimeEndpoint | None = None
+        self._endpoint: RuntimeEndpoint | None = None
         folder = Path(self._folder.name)
         ready, self._log = folder / "ready.json", folder / "server.log"
         config = {
@@ -143,7 +141,7 @@ class Runtime:
         (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
         command, environment = server_command("--config", str(folder / "config.yaml"))
         with self._log.open("wb") as log:
-            # Its stdin ends with this process, however that ends, and the server with its stdin.
+            # However this process ends, the server's stdin is closed then, and it exits.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -159,9 +157,9 @@ class Runtime:
         except BaseException:
             self.shutdown()
             raise
-        self.endpoint = self._used = RuntimeEndpoint(self.url, api_key, timeout=timeout, lazy=True)
-        # Programs hold the endpoint, and so does this. That both are gone may be found out in code that holds
-        # any lock: nothing is waited for there.
+        self.endpoint = self._endpoint = RuntimeEndpoint(self.url, api_key, timeout=timeout, lazy=True)
+        # Programs may hold the endpoint alone. The finalizer can run in code that holds any lock, so that it
+        # must not wait: a thread does.
         weakref.finalize(self.endpoint, _thread.start_new_thread, self._stop, ()).atexit = False
 
     @property
@@ -172,16 +170,12 @@ class Runtime:
     def shutdown(self) -> None:
         """Stop the server. May be called again. Running requests have STOP_S seconds to finish."""
         if not self._stop.called:
-            self._hang_up()
+            loop = running()
+            # Connections of the caller's own event loops are closed with those loops.
+            if self._endpoint is not None and loop is not None and loop.alive and not loop.here:
+                with contextlib.suppress(TimeoutError):
+                    loop.run(self._endpoint.aclose(), CLOSE_S)
             self._stop()
-
-    def _hang_up(self) -> None:
-        """Close the connections that programs used. Connections of the caller's own event loops are closed
-        with those loops."""
-        loop = running()
-        if self._used is not None and loop is not None and loop.alive and not loop.here:
-            with contextlib.suppress(TimeoutError):
-                loop.run(self._used.aclose(), HANG_UP_S)
 
     def log(self) -> str:
         """The last lines of the server's log."""
@@ -193,13 +187,17 @@ class Runtime:
 
     # -- direct use, without programs ------------------------------------------------------------------------
 
+    def _post(self, path: str, body: dict[str, Any]) -> str:
+        return json.dumps(background().run(self.endpoint.request(path, body)))
+
     def generate(
         self, prompt: str | Sequence[str], sampling_params: Mapping[str, Any] | None = None, **fields: Any
     ) -> str:
         """The answer of POST /generate as JSON text: an object, or a list for several prompts. `fields`:
         other fields of the request."""
-        body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
-        return json.dumps(background().run(self.endpoint.request("/generate", body)))
+        return self._post(
+            "/generate", {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
+        )
 
     async def async_generate(
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **fields: Any
@@ -217,8 +215,7 @@ class Runtime:
 
     def encode(self, prompt: str | Sequence[str]) -> str:
         """The answer of POST /encode as JSON text."""
-        body = {"text": prompt}
-        return json.dumps(background().run(self.endpoint.request("/encode", body)))
+        return self._post("/encode", {"text": prompt})
 
     def cache_prefix(self, prefix: str) -> None:
         """Compute the start of a prompt now, so that later prompts find it in the cache."""
@@ -238,11 +235,11 @@ class Runtime:
 
     def start_profile(self) -> None:
         """Start to write a profile of the server's steps. Waits for the server's answer."""
-        background().run(self.endpoint.request("/start_profile", {}))
+        self._post("/start_profile", {})
 
     def stop_profile(self) -> None:
         """Finish the profile that start_profile() began."""
-        background().run(self.endpoint.request("/stop_profile", {}))
+        self._post("/stop_profile", {})
 
     def __enter__(self) -> Runtime:
         return self
@@ -264,8 +261,7 @@ class Runtime:
                     f"the server ended with code {code} before it was ready:\n{self.log()}", backend="runtime"
                 )
             with contextlib.suppress(OSError, ValueError):
-                told = json.loads(ready.read_text(encoding="utf-8"))
-                return str(told["url"])
+                return str(json.loads(ready.read_text(encoding="utf-8"))["url"])
             time.sleep(_POLL_S)
         raise BackendError(
             f"the server was not ready within {timeout:g} s:\n{self.log()}",

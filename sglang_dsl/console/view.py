@@ -1,7 +1,7 @@
-"""sglang-dsl view: run files in the browser, on a page of this machine alone.
+"""sglang-dsl view: run files in the browser, on a page that only this machine can reach.
 
-The server listens on 127.0.0.1, gives nothing but the page and the files named, and answers below an address
-with a secret in it, so that neither other users of the machine nor pages of other sites reach them.
+The server listens on 127.0.0.1 and serves nothing but the page and the files named. All paths begin with a
+secret, which other users of the machine and pages of other sites do not know.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sglang_dsl.views.run_file import read_run
 HOST = "127.0.0.1"
 MAX_FILES = 16
 PIECE_BYTES = 4 << 20
-"""Of a file in one answer; the page asks again for the rest."""
+"""The most bytes of a file in one answer; the page requests the rest."""
 WAIT_S = 30.0
 
 
 def main(files: Sequence[str], *, live: bool, browser: bool, port: int = 0) -> int:
-    """Show the files until Ctrl-C. Raises BadProgram: a file that is missing, or no run file; a port in
-    use."""
+    """Serve the page until Ctrl-C. Raises BadProgram for a file that is missing or no run file, and for a
+    port in use."""
     if len(files) > MAX_FILES:
         raise BadProgram(f"{len(files)} files; at most {MAX_FILES} are shown together")
     if not 0 <= port < 1 << 16:
@@ -54,7 +54,7 @@ def main(files: Sequence[str], *, live: bool, browser: bool, port: int = 0) -> i
 
 
 def check(file: str, *, live: bool) -> None:
-    """Raises BadProgram unless it is a run file; of one that comes later (live) its folder must be there."""
+    """Raises BadProgram unless it is a run file. With `live` it may be missing if its folder exists."""
     path = Path(file)
     if live and not path.exists():
         if not path.parent.is_dir():
@@ -66,7 +66,7 @@ def check(file: str, *, live: bool) -> None:
 
 
 class ViewServer(ThreadingHTTPServer):
-    """`url`: of the page, with its secret. Raises OSError for a port in use."""
+    """Serves the page at `url`, which contains the secret. Raises OSError for a port in use."""
 
     daemon_threads = True
 
@@ -84,8 +84,8 @@ class ViewServer(ThreadingHTTPServer):
         self.sources = msgspec.json.encode(viewer.Sources(title, runs))
 
     def answer(self, path: str, query: str) -> tuple[bytes, str, int | None] | None:
-        """Bytes and media type of what lies at a path below the secret; of a run file also its size now, by
-        which the page sees that it was written anew. Raises OSError."""
+        """The bytes and media type for a path behind the secret; for a run file also its size, by which the
+        page notices that it was overwritten. None: not found. Raises OSError."""
         if path == "viewer":
             return *viewer.asset(viewer.PAGE), None
         name = path.removeprefix("viewer/")
@@ -108,36 +108,37 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         secret, _, path = parts.path.removeprefix("/").partition("/")
-        # A name that was made to lead here (DNS rebinding) is not ours.
-        known = self.headers.get("host") in self.server.hosts
-        right = hmac.compare_digest(secret.encode(), self.server.secret.encode())
+        # Another host name may resolve to this address (DNS rebinding).
+        allowed = self.headers.get("host") in self.server.hosts
+        allowed &= hmac.compare_digest(secret.encode(), self.server.secret.encode())
         try:
-            found = self.server.answer(path, parts.query) if known and right else None
+            answer = self.server.answer(path, parts.query) if allowed else None
         except OSError as error:
             self._send(HTTPStatus.CONFLICT, str(error.strerror or error).encode(), "text/plain")
             return
-        if found is None:
+        if answer is None:
             self._send(HTTPStatus.NOT_FOUND, b"nothing is here\n", "text/plain")
         else:
-            self._send(HTTPStatus.OK, *found)
+            self._send(HTTPStatus.OK, *answer)
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str, size: int | None = None) -> None:
         self.send_response(status)
-        for name, value in {**viewer.HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
+        headers = {**viewer.HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}
         if size is not None:
-            self.send_header("X-Size", str(size))
+            headers["X-Size"] = str(size)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """Requests are not logged."""
 
 
 def _piece(file: Path, query: str) -> tuple[bytes, int]:
-    """Of a file from ?from=OFFSET on, and how long it is; nothing where it ends before. Raises OSError."""
-    given = parse_qs(query).get("from", ["0"])[0]
-    offset = int(given) if given.isdecimal() and len(given) < 16 else 0
+    """The bytes of a file after ?from=OFFSET, and its size. Raises OSError."""
+    start = parse_qs(query).get("from", ["0"])[0]
+    offset = int(start) if start.isdecimal() and len(start) < 16 else 0
     if not file.exists():
         return b"", 0
     with file.open("rb") as opened:
@@ -146,9 +147,9 @@ def _piece(file: Path, query: str) -> tuple[bytes, int]:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """The files' names, with so much of their folders as tells them apart."""
-    shared = os.path.commonpath([file.parent for file in files]) if len(files) > 1 else files[0].parent
+    """The files' names; paths below their common folder if two have the same name."""
     names = [file.name for file in files]
     if len(set(names)) == len(names):
         return names
+    shared = os.path.commonpath([file.parent for file in files])
     return [str(file.relative_to(shared)) for file in files]

@@ -1,10 +1,9 @@
-"""Other libraries' ways to say things, and the engine behind other libraries' interfaces. One file each; what
-needs an optional package is loaded when its name is asked for.
+"""The engine behind other libraries' interfaces, and programs in pytest.
 
-    chat              a chat request of another library, answered by any backend: what these are made of
-    langchain, llama_index, dspy, lm_eval
-                      models as these libraries have them
-    pytest_plugin     fixtures for tests of programs
+chat              a chat request of another library, answered by any backend; used by the following
+langchain, llama_index, dspy, lm_eval
+                  models for these libraries
+pytest_plugin     fixtures for tests of programs
 """
 
 from __future__ import annotations
@@ -19,25 +18,21 @@ if TYPE_CHECKING:
     from sglang_dsl.integrations.llama_index import LlamaIndexModel as LlamaIndexModel
     from sglang_dsl.integrations.lm_eval import LMEvalModel as LMEvalModel
 
+_EXTRAS = {
+    "LMEvalModel": "lm-eval",
+    "LangChainModel": "langchain",
+    "LlamaIndexModel": "llama-index",
+    "dspy_lm": "dspy",
+}
 _LATE: Registry[Any] = Registry(
     "integration",
-    {
-        "LMEvalModel": "sglang_dsl.integrations.lm_eval:LMEvalModel",
-        "LangChainModel": "sglang_dsl.integrations.langchain:LangChainModel",
-        "LlamaIndexModel": "sglang_dsl.integrations.llama_index:LlamaIndexModel",
-        "dspy_lm": "sglang_dsl.integrations.dspy:dspy_lm",
-    },
-    extras={
-        "LMEvalModel": "lm-eval",
-        "LangChainModel": "langchain",
-        "LlamaIndexModel": "llama-index",
-        "dspy_lm": "dspy",
-    },
+    {name: f"{__name__}.{extra.replace('-', '_')}:{name}" for name, extra in _EXTRAS.items()},
+    extras=_EXTRAS,
 )
 
 
 def __getattr__(name: str) -> Any:
-    """Raises MissingExtra where the library is not installed."""
+    """Loads the name on first use. Raises MissingExtra if its library is not installed."""
     if _LATE.target(name) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _LATE.load(name)

@@ -1,6 +1,5 @@
-"""A chat request as other libraries make it, messages and tools as OpenAI's API has them, answered by any
-backend: at once or as a stream, for threads and for coroutines of any event loop. Knows none of these
-libraries.
+"""A chat request of another library, in the format of OpenAI's API, answered by any backend: at once or as a
+stream, for threads and for coroutines of any event loop.
 """
 
 from __future__ import annotations
@@ -15,69 +14,69 @@ from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.streams import Piece
 from sglang_dsl.concurrency.waiting import Until, awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
 from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.calls import Calls, Where
 from sglang_dsl.interpreter.variables import Variable
-from sglang_dsl.ir import Gen, Sampling
+from sglang_dsl.ir import Gen
 from sglang_dsl.settings import global_config
 
 FORMS = ("regex", "json_schema", "ebnf", "structural_tag")
-"""Keyword arguments that say what a reply must match; at most one of them."""
+"""Keyword arguments for the constraint of a reply; at most one of them."""
 SAMPLING = frozenset(lower.WORDS) - {"n"}
 _PARTS = ("text", "image_url", "video_url", "audio_url")
 
 
 class Chat:
-    """`backend`: what run's `backend=` takes; None: the default backend. `timeout`: seconds a request may
-    take. `words`: gen's keyword arguments for all requests; those of one request go over them."""
+    """`backend`: what run's `backend=` takes; None: the default backend. `timeout`: seconds per request.
+    `options`: gen's keyword arguments for all requests; those of a request override them."""
 
-    def __init__(self, name: str, backend: Any = None, timeout: float | None = None, **words: Any) -> None:
-        self.name, self._given = name, backend
+    def __init__(self, name: str, backend: Any = None, timeout: float | None = None, **options: Any) -> None:
+        self.name, self._backend = name, backend
         self.timeout = lower.timeout(timeout)
-        self.words = {word: value for word, value in words.items() if value is not None}
-        self.node()  # a wrong argument is told here
+        self.options = {option: value for option, value in options.items() if value is not None}
+        self.node()  # wrong options fail here
 
     @property
     def backend(self) -> Backend:
         """Raises NoBackend."""
-        given = global_config.default_backend if self._given is None else self._given
-        if given is None:
+        backend = global_config.default_backend if self._backend is None else self._backend
+        if backend is None:
             raise NoBackend(
                 f"{self.name} needs a backend: pass backend=..., or call set_default_backend(...)"
             )
-        return as_backend(given)
+        return as_backend(backend)
 
     @property
     def model(self) -> str:
-        """Which model answers, and where."""
         return self.backend.identity
 
-    def node(self, **words: Any) -> Gen:
+    def node(self, **options: Any) -> Gen:
         """The generation of a request. Raises BadProgram."""
-        said = self.words | {word: value for word, value in words.items() if value is not None}
-        if unknown := sorted(said.keys() - SAMPLING - {*FORMS}):
+        merged = self.options | {option: value for option, value in options.items() if value is not None}
+        if unknown := sorted(merged.keys() - SAMPLING - {*FORMS}):
             known = ", ".join(sorted({*SAMPLING, *FORMS}))
             raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}")
-        forms = {word: said.pop(word) for word in FORMS if word in said}
+        forms = {form: merged.pop(form) for form in FORMS if form in merged}
         if len(forms) > 1:
             raise BadProgram(f"{self.name} takes only one of {', '.join(FORMS)}; got {' and '.join(forms)}")
-        made = {word: getattr(lower, word)(value) for word, value in forms.items()}
-        return Gen(name=None, sampling=lower.sampling(said), **made)
+        constraint = {form: getattr(lower, form)(value) for form, value in forms.items()}
+        return Gen(name=None, sampling=lower.sampling(merged), **constraint)
 
     def call(
         self,
         messages: Iterable[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
-        parallel_tools: bool = True,
-        **words: Any,
+        parallel_tool_calls: bool = True,
+        response_format: Any = None,
+        **options: Any,
     ) -> Call:
-        """The request: an open turn of the assistant behind `messages`. Raises BadProgram."""
-        node = self.node(**words)
+        """The request for a turn of the assistant after `messages`. Raises BadProgram."""
+        tools = tools or ()
+        node = self.node(**schema_of(response_format), **options)
         turns = [message_of(one) for one in messages]
         if not turns:
             raise BadProgram(f"{self.name} got no messages")
@@ -85,66 +84,65 @@ class Chat:
         choice = choice_of(tool_choice, tools)
         if tools and choice != "none" and any(getattr(node, form) is not None for form in FORMS):
             raise BadProgram("a reply with a constraint cannot call tools; pass only one of the two")
-        ready = self._lowered(node).with_tools(choice if tools else "auto", parallel_tools)
+        ready = self._lowered(node).with_tools(choice if tools else "auto", parallel_tool_calls)
         return ready.call(prompt, self._limit)
 
-    def completion(self, text: str, **words: Any) -> Call:
-        """A request to go on with a plain text."""
-        return self.behind(Prompt((Message(RAW_ROLE, text, open=True),)), **words)
-
-    def behind(self, prompt: Prompt, **words: Any) -> Call:
-        """A request to go on with any prompt."""
-        return self._lowered(self.node(**words)).call(prompt, self._limit)
+    def completion(self, prompt: str | Prompt, **options: Any) -> Call:
+        """The request to continue a text, or any prompt."""
+        if isinstance(prompt, str):
+            prompt = Prompt((Message(RAW_ROLE, prompt, open=True),))
+        return self._lowered(self.node(**options)).call(prompt, self._limit)
 
     def begin(self, call: Call, *, stream: bool = False) -> Reply:
-        """Send it; returns at once. Raises NoBackend."""
+        """Send a request in the background. Raises NoBackend."""
         return Reply(self.name, self.backend, call, stream)
 
     async def answer(self, call: Call) -> Completion:
-        """Send it, on the language's own event loop."""
-        where = Where("gen", None, (), 0, timeout=call.timeout)
-        return _fitting(await Calls(self.name, self.backend, Ledger()).generate(where, call))
+        return await _generate(self.name, self.backend, call)
 
     @property
     def _limit(self) -> float | None:
         return global_config.timeout_s if self.timeout is None else self.timeout
 
     def _lowered(self, node: Gen) -> lower.Lowered:
-        defaults: Sampling = global_config.sampling
-        return lower.lower(node, defaults)
+        return lower.lower(node, global_config.sampling)
+
+
+async def _generate(name: str, backend: Backend, call: Call, **kwargs: Any) -> Completion:
+    """Raises InvalidValue if the reply violates its constraint."""
+    context = Where("gen", None, (), 0, timeout=call.timeout)
+    done = await Calls(name, backend, Ledger()).generate(context, call, **kwargs)
+    if (fault := done.meta.get("invalid")) is not None:
+        raise InvalidValue(f"the reply is not what was asked for: {fault}; it is {done.texts[0]!r:.200}")
+    return done
 
 
 class Reply:
-    """The answer to one call, which is on its way."""
+    """The answer to a request that was sent in the background."""
 
     def __init__(self, name: str, backend: Backend, call: Call, stream: bool) -> None:
         self._task: asyncio.Task[Any] | None = None
-        self._dropped = False
+        self._cancelled = False
         self._answer = Variable(None)
-        self._work = name, backend, call, stream
-        background().start(self._run)
+        background().start(lambda: self._run(name, backend, call, stream))
 
-    async def _run(self) -> None:
-        name, backend, call, stream = self._work
+    async def _run(self, name: str, backend: Backend, call: Call, stream: bool) -> None:
         self._task = asyncio.current_task()
-        where = Where("gen", None, (), 0, timeout=call.timeout)
-        calls = Calls(name, backend, Ledger())
         piece = (lambda delta: self._answer.put(delta.text)) if stream else None
         try:
-            if self._dropped:
+            if self._cancelled:
                 raise asyncio.CancelledError
-            done = _fitting(await calls.generate(where, call, piece=piece))
+            done = await _generate(name, backend, call, piece=piece)
         except asyncio.CancelledError:
             self._answer.fail(ProgramCancelled(f"the request of {name} was cancelled"))
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is read
+        except BaseException as error:  # noqa: BLE001 - raised by the reader
             self._answer.fail(error)
         else:
             self._answer.raw = done.texts[0]
             self._answer.settle(done, done.meta)
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
-        self._dropped = True
+        self._cancelled = True
         background().call(lambda: self._task is not None and self._task.cancel())
 
     async def _whole(self, until: Until) -> Completion:
@@ -156,19 +154,19 @@ class Reply:
         answer: Completion = self._answer.result()
         return answer
 
-    async def _pieces(self, until: Until) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, until: Until) -> AsyncGenerator[str, None]:
         try:
             async with aclosing(self._answer.read(self._answer.ended, until)) as pieces:
                 async for piece in pieces:
                     if piece.text:
-                        yield piece
+                        yield piece.text
             self._answer.result()
         finally:
             if not self._answer.done:
                 self.cancel()
 
     def whole(self) -> Completion:
-        """Waits. Raises what went wrong."""
+        """Waits. Raises the error of the request."""
         return run_here(self._whole(blocking))
 
     async def awhole(self) -> Completion:
@@ -176,26 +174,21 @@ class Reply:
         return await self._whole(awaiting)
 
     def pieces(self) -> Iterator[str]:
-        """The text as it comes; leaving early cancels the request. Raises what went wrong."""
-        return (piece.text for piece in iterate_here(self._pieces(blocking)))
+        """The text while it is generated; leaving early cancels the request. Raises the error of the
+        request."""
+        return iterate_here(self._pieces(blocking))
 
-    async def apieces(self) -> AsyncGenerator[str, None]:
+    def apieces(self) -> AsyncGenerator[str, None]:
         """pieces() for a coroutine."""
-        async with aclosing(self._pieces(awaiting)) as pieces:
-            async for piece in pieces:
-                yield piece.text
+        return self._pieces(awaiting)
 
 
-def _fitting(done: Completion) -> Completion:
-    """A reply, if it is what its constraint requires. Raises InvalidValue."""
-    if (fault := done.meta.get("invalid")) is not None:
-        raise InvalidValue(f"the reply is not what was asked for: {fault}; it is {done.texts[0]!r:.200}")
-    return done
+# -- the format of chat APIs ---------------------------------------------------------------------------------
 
 
-def message_of(said: Mapping[str, Any]) -> Message:
-    """One message of a chat API. Raises BadProgram."""
-    role, content = said.get("role"), said.get("content")
+def message_of(message: Mapping[str, Any]) -> Message:
+    """Raises BadProgram."""
+    role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role or role == RAW_ROLE:
         raise BadProgram(f"a message needs a role, got {role!r:.80}")
     if isinstance(content, list):
@@ -210,15 +203,15 @@ def message_of(said: Mapping[str, Any]) -> Message:
         raise BadProgram(f"a message's content is text or a list of parts, got {type(content).__name__}")
     calls = tuple(
         ToolCall(one["function"]["name"], one["function"]["arguments"], one.get("id"))
-        for one in said.get("tool_calls") or ()
+        for one in message.get("tool_calls") or ()
     )
-    return Message(role, content or "", tool_calls=calls, tool_call_id=said.get("tool_call_id"))
+    return Message(role, content or "", tool_calls=calls, tool_call_id=message.get("tool_call_id"))
 
 
-def choice_of(said: Any, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Which tools a reply calls, as a Call says it. Raises BadProgram."""
+def choice_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
+    """A tool_choice as a Call has it. Raises BadProgram."""
     names = [tool["function"]["name"] for tool in tools]
-    match said:
+    match choice:
         case None | False | "auto":
             return "auto"
         case "none":
@@ -229,7 +222,7 @@ def choice_of(said: Any, tools: Sequence[Mapping[str, Any]]) -> str:
             return f"={name}"
         case _:
             known = ", ".join(("auto", "none", "required", *names))
-            raise BadProgram(f"tool_choice must be one of {known}; got {said!r:.80}")
+            raise BadProgram(f"tool_choice must be one of {known}; got {choice!r:.80}")
 
 
 def schema_of(response_format: Any) -> dict[str, Any]:
@@ -254,23 +247,23 @@ def schema_of(response_format: Any) -> dict[str, Any]:
 
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a call that the model made; None where they are no JSON object."""
+    """The arguments of a model's call of a tool; None if they are no JSON object."""
     try:
-        found = json.loads(call["arguments"])
+        arguments = json.loads(call["arguments"])
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def finish_of(meta: Mapping[str, Any]) -> str:
-    """Why a reply ended, in the words of chat APIs."""
+    """The finish reason of a reply, as chat APIs name it."""
     reason = meta.get("finish_reason")
     kind = str(reason.get("type", "stop") if isinstance(reason, Mapping) else reason or "stop")
     return "tool_calls" if meta.get("tool_calls") and kind != "length" else kind
 
 
 def usage_of(meta: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Tokens of the prompt, of the reply, and of the prompt those that were cached."""
-    said = (meta.get(word) or 0 for word in ("prompt_tokens", "completion_tokens", "cached_tokens"))
-    prompt, completion, cached = map(int, said)
+    """Tokens of the prompt, of the reply, and cached tokens of the prompt."""
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    prompt, completion, cached = (int(meta.get(name) or 0) for name in names)
     return prompt, completion, cached

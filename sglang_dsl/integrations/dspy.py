@@ -1,4 +1,4 @@
-"""dspy_lm: a dspy.LM over any backend, the engine in this process among them."""
+"""dspy_lm: a dspy.LM over any backend, also the engine in this process."""
 
 from __future__ import annotations
 
@@ -12,79 +12,82 @@ from dspy import lm15
 
 from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.errors import BackendError, BadProgram, Timeout, Unsupported
-from sglang_dsl.integrations.chat import Chat, arguments_of, finish_of, schema_of, usage_of
+from sglang_dsl.integrations.chat import Chat, Reply, arguments_of, finish_of, usage_of
 
 _FINISH = {"tool_calls": "tool_call", "length": "length"}
-_TAKEN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 
 
 def dspy_lm(
-    backend: Any = None, *, timeout: float | None = None, cache: bool = False, **words: Any
+    backend: Any = None, *, timeout: float | None = None, cache: bool = False, **kwargs: Any
 ) -> dspy.LM:
     """A language model for dspy.configure(lm=...). `backend`: what run's `backend=` takes, an Engine for
-    example; None: the default backend. `timeout`: seconds a request may take. `cache`: DSPy's own cache of
-    replies, on disk. `words`: temperature, max_tokens and others that dspy.LM takes for all its calls.
+    example; None: the default backend. `timeout`: seconds per request. `cache`: DSPy's own cache of replies,
+    on disk. `kwargs`: temperature, max_tokens and others that dspy.LM takes for all its calls.
 
-    Tools and response formats of adapters are kept to by grammars. Raises BadProgram, NoBackend.
+    Grammars enforce the tools and response formats of adapters. Raises BadProgram, NoBackend.
     """
     chat = Chat("dspy_lm", backend, timeout)
     return dspy.LM(
-        f"sglang-dsl/{chat.model}", engine=Engine(chat), async_engine=AsyncEngine(chat), cache=cache, **words
+        f"sglang-dsl/{chat.model}", engine=Engine(chat), async_engine=AsyncEngine(chat), cache=cache, **kwargs
     )
 
 
 class _Engine:
-    """What DSPy's adapters look at."""
+    """The capabilities that DSPy's adapters read."""
 
     supports_function_calling = supports_response_schema = True
-    supported_params = frozenset({*_TAKEN, "stop", "response_format", "tools", "tool_choice"})
+    supported_params = frozenset({*_SAMPLING, "stop", "response_format", "tools", "tool_choice"})
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
 
+    def _begin(self, request: lm15.Request, *, stream: bool = False) -> Reply:
+        return self.chat.begin(call_of(self.chat, request), stream=stream)
+
 
 class Engine(_Engine):
-    """What dspy.LM(engine=...) takes: one request, one response."""
+    """For dspy.LM(engine=...)."""
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         with errors():
-            return response_of(self.chat.begin(call_of(self.chat, request)).whole(), request)
+            return response_of(self._begin(request).whole(), request)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         with errors():
-            reply = self.chat.begin(call_of(self.chat, request), stream=True)
+            reply = self._begin(request, stream=True)
             yield lm15.StreamStartEvent(model=request.model)
             for piece in reply.pieces():
                 yield lm15.StreamDeltaEvent(lm15.TextDelta(piece))
-            yield from _ended(reply.whole())
+            yield from _end_events(reply.whole())
 
     def close(self) -> None:
-        """The backend is the caller's."""
+        """Does nothing: the caller closes the backend."""
 
 
 class AsyncEngine(_Engine):
-    """And dspy.LM(async_engine=...)."""
+    """For dspy.LM(async_engine=...)."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         with errors():
-            return response_of(await self.chat.begin(call_of(self.chat, request)).awhole(), request)
+            return response_of(await self._begin(request).awhole(), request)
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
         with errors():
-            reply = self.chat.begin(call_of(self.chat, request), stream=True)
+            reply = self._begin(request, stream=True)
             yield lm15.StreamStartEvent(model=request.model)
             async for piece in reply.apieces():
                 yield lm15.StreamDeltaEvent(lm15.TextDelta(piece))
-            for event in _ended(await reply.awhole()):
+            for event in _end_events(await reply.awhole()):
                 yield event
 
     async def aclose(self) -> None:
-        """The backend is the caller's."""
+        """Does nothing: the caller closes the backend."""
 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """The language's errors as those that DSPy expects of an engine, which say whether to try again."""
+    """Turns the language's errors into DSPy's, by which it decides whether to retry."""
     try:
         yield
     except (BadProgram, Unsupported) as error:
@@ -96,36 +99,31 @@ def errors() -> Iterator[None]:
 
 
 def call_of(chat: Chat, request: lm15.Request) -> Call:
-    """DSPy's request as a call of a backend. Raises BadProgram for what is not offered."""
+    """DSPy's request as a call of a backend. Raises BadProgram for what is not supported."""
     config = request.config
-    left = ("reasoning", "cache", "service_tier", "user_id", "store", "logprobs", "probabilities")
-    if refused := [name for name in left if getattr(config, name) is not None]:
+    unsupported = ("reasoning", "cache", "service_tier", "user_id", "store", "logprobs", "probabilities")
+    if refused := [name for name in unsupported if getattr(config, name) is not None]:
         raise BadProgram(f"dspy_lm does not support {', '.join(refused)}")
-    words = {name: getattr(config, name) for name in _TAKEN} | {"stop": config.stop or None}
     messages = [] if request.system is None else [{"role": "system", "content": _text(request.system)}]
     for message in request.messages:
         messages += _turns(message)
-    tools: list[dict[str, Any]] = [
-        {
-            "type": "function",
-            "function": {
-                "name": one.name,
-                "description": one.description or "",
-                "parameters": one.parameters,
-            },
-        }
-        for one in request.tools
-    ]
-    wanted = config.tool_choice
-    if wanted is not None and wanted.allowed:
-        tools = [tool for tool in tools if tool["function"]["name"] in wanted.allowed]
+    choice = config.tool_choice
+    allowed = choice.allowed if choice is not None and choice.allowed else [one.name for one in request.tools]
+    tools = []
+    for one in request.tools:
+        if one.name in allowed:
+            function = {
+                "name": one.name, "description": one.description or "", "parameters": one.parameters,
+            }  # fmt: skip
+            tools.append({"type": "function", "function": function})
     return chat.call(
         messages,
         tools,
-        None if wanted is None else wanted.mode,
-        wanted is None or wanted.parallel is not False,
-        **words,
-        **schema_of(config.response_format),
+        None if choice is None else choice.mode,
+        choice is None or choice.parallel is not False,
+        config.response_format,
+        stop=config.stop or None,
+        **{name: getattr(config, name) for name in _SAMPLING},
         **config.extensions or {},
     )
 
@@ -139,20 +137,18 @@ def _text(parts: Any) -> str:
 
 
 def _turns(message: lm15.Message) -> Iterator[dict[str, Any]]:
-    """A message of DSPy's, as chat APIs have it: results of tools are messages of their own."""
-    said: list[dict[str, Any]] = []
+    """A message in the format of chat APIs, in which each result of a tool is a message."""
+    content: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for part in message.parts:
         match part.type:
             case "text":
-                said.append({"type": "text", "text": part.text})
+                content.append({"type": "text", "text": part.text})
             case "thinking":
-                pass  # finished turns go to the model without their reasoning
-            case "image" if part.url:
-                said.append({"type": "image_url", "image_url": {"url": part.url}})
-            case "image" if part.data:
-                url = f"data:{part.media_type};base64,{part.data}"
-                said.append({"type": "image_url", "image_url": {"url": url}})
+                pass  # the reasoning of earlier turns is not sent
+            case "image" if part.url or part.data:
+                url = part.url or f"data:{part.media_type};base64,{part.data}"
+                content.append({"type": "image_url", "image_url": {"url": url}})
             case "tool_call":
                 function = {"name": part.name, "arguments": json.dumps(part.input)}
                 calls.append({"id": part.id, "type": "function", "function": function})
@@ -160,12 +156,11 @@ def _turns(message: lm15.Message) -> Iterator[dict[str, Any]]:
                 yield {"role": "tool", "tool_call_id": part.id, "content": _text(part.content)}
             case kind:
                 raise BadProgram(f"dspy_lm supports text, images and tools in messages, got {kind}")
-    if said or calls or message.role != "tool":
-        yield {"role": message.role, "content": said, "tool_calls": calls}
+    if content or calls or message.role != "tool":
+        yield {"role": message.role, "content": content, "tool_calls": calls}
 
 
 def response_of(done: Completion, request: lm15.Request) -> lm15.Response:
-    """A backend's reply as DSPy's."""
     parts: list[Any] = [lm15.TextPart(done.texts[0])] if done.texts[0] else []
     parts += [
         lm15.ToolCallPart(call["id"], call["name"], arguments_of(call) or {})
@@ -187,8 +182,8 @@ def _usage(done: Completion) -> lm15.Usage:
     )
 
 
-def _ended(done: Completion) -> Iterator[Any]:
-    """What ends a stream: its calls of tools, and its usage."""
+def _end_events(done: Completion) -> Iterator[Any]:
+    """The last events of a stream: its calls of tools, and its usage."""
     for index, call in enumerate(done.meta.get("tool_calls") or (), 1):
         delta = lm15.ToolCallDelta(call["arguments"], part_index=index, id=call["id"], name=call["name"])
         yield lm15.StreamDeltaEvent(delta)

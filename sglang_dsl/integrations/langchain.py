@@ -1,10 +1,10 @@
-"""LangChainModel: a LangChain chat model over any backend, the engine in this process among them."""
+"""LangChainModel: a LangChain chat model over any backend, also the engine in this process."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
@@ -19,17 +19,19 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.integrations.chat import Chat, arguments_of, finish_of, schema_of, usage_of
+from sglang_dsl.integrations.chat import Chat, arguments_of, finish_of, usage_of
 from sglang_dsl.ir import typed as types
+
+Stop: TypeAlias = list[str] | None
 
 
 class LangChainModel(BaseChatModel):
     """`backend`: what run's `backend=` takes, an Engine for example; None: the default backend. `timeout`:
-    seconds a request may take. model_kwargs: more of gen's keyword arguments (min_p, top_k, regex, ...);
-    they may be given to each call, too.
+    seconds per request. `model_kwargs`: others of gen's keyword arguments (min_p, top_k, regex, ...), which
+    each call accepts, too.
 
-    Tools (bind_tools) are called in the model's own format, and a grammar keeps the calls to their schemas.
-    with_structured_output() keeps the reply to the schema. Raises BadProgram, NoBackend, BackendError.
+    Calls of tools (bind_tools) are in the model's own format. A grammar enforces their schemas, and that of
+    with_structured_output(). Raises BadProgram, NoBackend, BackendError.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -46,10 +48,11 @@ class LangChainModel(BaseChatModel):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        words = {name: getattr(self, name) for name in ("temperature", "max_tokens", "top_p", "seed", "stop")}
-        if both := sorted(self.model_kwargs.keys() & words.keys()):
+        names = ("temperature", "max_tokens", "top_p", "seed", "stop")
+        if both := sorted(self.model_kwargs.keys() & {*names}):
             raise BadProgram(f"{', '.join(both)}: pass it to LangChainModel itself, not in model_kwargs")
-        self._chat = Chat("LangChainModel", self.backend, self.timeout, **words, **self.model_kwargs)
+        options = {name: getattr(self, name) for name in names} | self.model_kwargs
+        self._chat = Chat("LangChainModel", self.backend, self.timeout, **options)
 
     @property
     def _llm_type(self) -> str:
@@ -57,41 +60,27 @@ class LangChainModel(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model": self._chat.model, **self._chat.words}
+        return {"model": self._chat.model, **self._chat.options}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        made = super()._get_ls_params(stop=stop, **kwargs)
-        made["ls_model_name"] = self._chat.model
-        return made
+        return {**super()._get_ls_params(stop=stop, **kwargs), "ls_model_name": self._chat.model}
 
-    # -- what LangChain asks for -----------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **words: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        return _result(self._chat.begin(self._call(messages, stop, words)).whole())
+        return _result(self._chat.begin(self._call(messages, stop, kwargs)).whole())
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **words: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        return _result(await self._chat.begin(self._call(messages, stop, words)).awhole())
+        return _result(await self._chat.begin(self._call(messages, stop, kwargs)).awhole())
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **words: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        reply = self._chat.begin(self._call(messages, stop, words), stream=True)
+        reply = self._chat.begin(self._call(messages, stop, kwargs), stream=True)
         for piece in reply.pieces():
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager is not None:
@@ -100,13 +89,9 @@ class LangChainModel(BaseChatModel):
         yield _last(reply.whole())
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **words: Any,
+        self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        reply = self._chat.begin(self._call(messages, stop, words), stream=True)
+        reply = self._chat.begin(self._call(messages, stop, kwargs), stream=True)
         async for piece in reply.apieces():
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager is not None:
@@ -114,17 +99,11 @@ class LangChainModel(BaseChatModel):
             yield chunk
         yield _last(await reply.awhole())
 
-    def _call(self, messages: list[BaseMessage], stop: list[str] | None, words: dict[str, Any]) -> Call:
-        words.pop("ls_structured_output_format", None)  # for LangSmith's traces alone
-        return self._chat.call(
-            convert_to_openai_messages(messages),
-            words.pop("tools", None) or (),
-            words.pop("tool_choice", None),
-            words.pop("parallel_tool_calls", True),
-            **{"stop": stop} if stop else {},
-            **schema_of(words.pop("response_format", None)),
-            **words,
-        )
+    def _call(self, messages: list[BaseMessage], stop: Stop, kwargs: dict[str, Any]) -> Call:
+        kwargs.pop("ls_structured_output_format", None)  # only for LangSmith's traces
+        if stop:
+            kwargs["stop"] = stop
+        return self._chat.call(convert_to_openai_messages(messages), **kwargs)
 
     # -- tools and structured output -------------------------------------------------------------------------
 
@@ -134,15 +113,13 @@ class LangChainModel(BaseChatModel):
         *,
         tool_choice: str | dict[str, Any] | bool | None = None,
         parallel_tool_calls: bool = True,
-        **words: Any,
+        **kwargs: Any,
     ) -> Runnable[Any, AIMessage]:
-        """This model with tools to call. tool_choice: "auto", "any", "none" or a tool's name. A call always
-        has all arguments that its tool's schema requires, and no others."""
-        words.pop("strict", None)  # it is always so
-        made = [convert_to_openai_tool(tool) for tool in tools]
-        return self.bind(
-            tools=made, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls, **words
-        )
+        """This model with tools to call. `tool_choice`: "auto", "any", "none" or a tool's name. The arguments
+        of calls always match the tool's schema."""
+        kwargs.pop("strict", None)  # always
+        kwargs |= {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def with_structured_output(
         self,
@@ -151,20 +128,20 @@ class LangChainModel(BaseChatModel):
         include_raw: bool = False,
         method: str = "json_schema",
         strict: bool | None = None,
-        **words: Any,
+        **kwargs: Any,
     ) -> Runnable[Any, Any]:
-        """This model with its reply kept to a schema and read: a pydantic model gives instances of it, a
-        TypedDict or a JSON schema gives dicts. method: "json_schema", or "function_calling" for a tool that
-        it has to call. Raises BadProgram."""
+        """This model with replies that match a schema, parsed: instances of a pydantic model, or dicts for a
+        TypedDict or a JSON schema. `method`: "json_schema", or "function_calling" for a tool that it must
+        call. Raises BadProgram."""
         if method == "function_calling":
-            return super().with_structured_output(schema, include_raw=include_raw, **words)
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
         if method != "json_schema":
             raise BadProgram(f'method must be "json_schema" or "function_calling", got {method!r:.80}')
         if strict is False:
             raise BadProgram("strict=False is not supported: a grammar enforces the schema")
-        # A type's objects have the members that it names and no others; a JSON schema says that itself.
-        made = types.schema(schema) if isinstance(schema, type) else convert_to_json_schema(schema)
-        model = self.bind(json_schema=made, **words)
+        # types.schema() forbids other members than those of the type; a JSON schema may do so itself.
+        json_schema = types.schema(schema) if isinstance(schema, type) else convert_to_json_schema(schema)
+        model = self.bind(json_schema=json_schema, **kwargs)
         parser: Any = JsonOutputParser()
         if isinstance(schema, type) and is_basemodel_subclass(schema):
             parser = PydanticOutputParser(pydantic_object=schema)
@@ -175,8 +152,8 @@ class LangChainModel(BaseChatModel):
         return RunnableMap(raw=model) | read.with_fallbacks([unread], exception_key="parsing_error")
 
 
-def _told(done: Completion) -> dict[str, Any]:
-    """What is said of a reply: fields of its message."""
+def _metadata(done: Completion) -> dict[str, Any]:
+    """The fields of a message for the usage and metadata of a reply."""
     prompt, reply, cached = usage_of(done.meta)
     kept = {name: value for name, value in done.meta.items() if name not in ("tool_calls", "finish_reason")}
     return {
@@ -191,24 +168,25 @@ def _told(done: Completion) -> dict[str, Any]:
 
 
 def _result(done: Completion) -> ChatResult:
-    called, wrong = [], []
+    calls, invalid = [], []
     for call in done.meta.get("tool_calls") or ():
         arguments = arguments_of(call)
         if arguments is None:
-            said = {"name": call["name"], "args": call["arguments"], "id": call["id"]}
-            wrong.append(invalid_tool_call(**said, error="the arguments are no JSON object"))
+            error = "the arguments are no JSON object"
+            raw = call["arguments"]
+            invalid.append(invalid_tool_call(name=call["name"], args=raw, id=call["id"], error=error))
         else:
-            called.append(tool_call(name=call["name"], args=arguments, id=call["id"]))
-    told = _told(done)
-    message = AIMessage(content=done.texts[0], tool_calls=called, invalid_tool_calls=wrong, **told)
+            calls.append(tool_call(name=call["name"], args=arguments, id=call["id"]))
+    text, metadata = done.texts[0], _metadata(done)
+    message = AIMessage(content=text, tool_calls=calls, invalid_tool_calls=invalid, **metadata)
     return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def _last(done: Completion) -> ChatGenerationChunk:
-    """The end of a stream: its calls, and what is said of it."""
+    """The last chunk of a stream: its calls of tools, usage and metadata."""
     calls = [
         tool_call_chunk(name=call["name"], args=call["arguments"], id=call["id"], index=index)
         for index, call in enumerate(done.meta.get("tool_calls") or ())
     ]
-    message = AIMessageChunk(content="", tool_call_chunks=calls, chunk_position="last", **_told(done))
+    message = AIMessageChunk(content="", tool_call_chunks=calls, chunk_position="last", **_metadata(done))
     return ChatGenerationChunk(message=message)

@@ -1,11 +1,11 @@
-"""LlamaIndexModel: a LlamaIndex LLM over any backend, the engine in this process among them."""
+"""LlamaIndexModel: a LlamaIndex LLM over any backend, also the engine in this process."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Generator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -23,19 +23,21 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
-from sglang_dsl.conversation.requests import Call, Completion
+from sglang_dsl.conversation.requests import Completion
 from sglang_dsl.errors import BackendError, BadProgram
-from sglang_dsl.integrations.chat import Chat, arguments_of, finish_of, schema_of
+from sglang_dsl.integrations.chat import Chat, Reply, arguments_of, finish_of, schema_of
+
+R = TypeVar("R")
 
 
 class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
     """`backend`: what run's `backend=` takes, an Engine for example; None: the default backend. `timeout`:
-    seconds a request may take. `context_window`: tokens of a prompt and its reply together, by which
-    LlamaIndex cuts texts. additional_kwargs: more of gen's keyword arguments (top_p, seed, regex, ...); they
-    may be given to each call, too.
+    seconds per request. `context_window`: tokens of a prompt and its reply together, by which LlamaIndex cuts
+    texts. `additional_kwargs`: others of gen's keyword arguments (top_p, seed, regex, ...), which each call
+    accepts, too.
 
-    complete() goes on with a plain text. Calls of tools are kept to their schemas by a grammar, and so are
-    structured_predict() and as_structured_llm(), which use one. Raises BadProgram, NoBackend, BackendError.
+    complete() continues a plain text. A grammar enforces the schemas of calls of tools, which
+    structured_predict() and as_structured_llm() use, too. Raises BadProgram, NoBackend, BackendError.
     """
 
     backend: Any = Field(default=None, exclude=True)
@@ -48,12 +50,12 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, **data: Any) -> None:
         super().__init__(**data)
-        words = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        if both := sorted(self.additional_kwargs.keys() & words.keys()):
+        options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        if both := sorted(self.additional_kwargs.keys() & options.keys()):
             raise BadProgram(
                 f"{', '.join(both)}: pass it to LlamaIndexModel itself, not in additional_kwargs"
             )
-        self._chat = Chat("LlamaIndexModel", self.backend, self.timeout, **words, **self.additional_kwargs)
+        self._chat = Chat("LlamaIndexModel", self.backend, self.timeout, **options, **self.additional_kwargs)
 
     @classmethod
     def class_name(cls) -> str:
@@ -69,96 +71,58 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
             model_name=self._chat.model,
         )
 
-    # -- what LlamaIndex asks for ----------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **words: Any) -> ChatResponse:
-        return _answer(self._chat.begin(self._call(messages, words)).whole())
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return _chat_response(self._send(messages, kwargs).whole())
 
     @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **words: Any) -> ChatResponse:
-        return _answer(await self._chat.begin(self._call(messages, words)).awhole())
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return _chat_response(await self._send(messages, kwargs).awhole())
 
     @llm_chat_callback()
     def stream_chat(
-        self, messages: Sequence[ChatMessage], **words: Any
+        self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> Generator[ChatResponse, None, None]:
-        reply = self._chat.begin(self._call(messages, words), stream=True)
-
-        def responses() -> Generator[ChatResponse, None, None]:
-            text = ""
-            for piece in reply.pieces():
-                text += piece
-                yield ChatResponse(message=ChatMessage(text, role=MessageRole.ASSISTANT), delta=piece)
-            yield _answer(reply.whole(), delta="")
-
-        return responses()
+        return _stream(self._send(messages, kwargs, stream=True), _chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
-        self, messages: Sequence[ChatMessage], **words: Any
+        self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> AsyncGenerator[ChatResponse, None]:
-        reply = self._chat.begin(self._call(messages, words), stream=True)
-
-        async def responses() -> AsyncGenerator[ChatResponse, None]:
-            text = ""
-            async for piece in reply.apieces():
-                text += piece
-                yield ChatResponse(message=ChatMessage(text, role=MessageRole.ASSISTANT), delta=piece)
-            yield _answer(await reply.awhole(), delta="")
-
-        return responses()
+        return _astream(self._send(messages, kwargs, stream=True), _chat_response)
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **words: Any) -> CompletionResponse:
-        return _text(self._chat.begin(self._completion(prompt, words)).whole())
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return _completion_response(self._send(prompt, kwargs).whole())
 
     @llm_completion_callback()
-    async def acomplete(self, prompt: str, formatted: bool = False, **words: Any) -> CompletionResponse:
-        return _text(await self._chat.begin(self._completion(prompt, words)).awhole())
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return _completion_response(await self._send(prompt, kwargs).awhole())
 
     @llm_completion_callback()
     def stream_complete(
-        self, prompt: str, formatted: bool = False, **words: Any
+        self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> Generator[CompletionResponse, None, None]:
-        reply = self._chat.begin(self._completion(prompt, words), stream=True)
-
-        def responses() -> Generator[CompletionResponse, None, None]:
-            text = ""
-            for piece in reply.pieces():
-                text += piece
-                yield CompletionResponse(text=text, delta=piece)
-            yield _text(reply.whole(), delta="")
-
-        return responses()
+        return _stream(self._send(prompt, kwargs, stream=True), _completion_response)
 
     @llm_completion_callback()
     async def astream_complete(
-        self, prompt: str, formatted: bool = False, **words: Any
+        self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> AsyncGenerator[CompletionResponse, None]:
-        reply = self._chat.begin(self._completion(prompt, words), stream=True)
+        return _astream(self._send(prompt, kwargs, stream=True), _completion_response)
 
-        async def responses() -> AsyncGenerator[CompletionResponse, None]:
-            text = ""
-            async for piece in reply.apieces():
-                text += piece
-                yield CompletionResponse(text=text, delta=piece)
-            yield _text(await reply.awhole(), delta="")
-
-        return responses()
-
-    def _completion(self, prompt: str, words: dict[str, Any]) -> Call:
-        return self._chat.completion(prompt, **schema_of(words.pop("response_format", None)), **words)
-
-    def _call(self, messages: Sequence[ChatMessage], words: dict[str, Any]) -> Call:
-        return self._chat.call(
-            [_message(one) for one in messages],
-            words.pop("tools", None) or (),
-            words.pop("tool_choice", None),
-            words.pop("parallel_tool_calls", True),
-            **schema_of(words.pop("response_format", None)),
-            **words,
-        )
+    def _send(
+        self, prompt: str | Sequence[ChatMessage], kwargs: dict[str, Any], *, stream: bool = False
+    ) -> Reply:
+        """Send a chat, or a text to continue."""
+        if isinstance(prompt, str):
+            schema = schema_of(kwargs.pop("response_format", None))
+            call = self._chat.completion(prompt, **schema, **kwargs)
+        else:
+            call = self._chat.call([_message(one) for one in prompt], **kwargs)
+        return self._chat.begin(call, stream=stream)
 
     # -- tools -----------------------------------------------------------------------------------------------
 
@@ -170,21 +134,24 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         verbose: bool = False,
         allow_parallel_tool_calls: bool = False,
         tool_required: bool = False,
-        **words: Any,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        asked = ChatMessage(user_msg, role=MessageRole.USER) if isinstance(user_msg, str) else user_msg
+        messages = list(chat_history or ())
+        if user_msg is not None:
+            is_text = isinstance(user_msg, str)
+            messages.append(ChatMessage(user_msg, role=MessageRole.USER) if is_text else user_msg)
         return {
-            "messages": [*(chat_history or ()), *(() if asked is None else (asked,))],
+            "messages": messages,
             "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
-            "tool_choice": words.pop("tool_choice", None) or ("required" if tool_required else "auto"),
+            "tool_choice": kwargs.pop("tool_choice", None) or ("required" if tool_required else "auto"),
             "parallel_tool_calls": allow_parallel_tool_calls,
-            **words,
+            **kwargs,
         }
 
     def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **words: Any
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The tools that a reply calls. Raises BackendError where it calls none, unless told otherwise."""
+        """The tools that a reply calls. Raises BackendError if it calls none, unless switched off."""
         blocks = [one for one in response.message.blocks if isinstance(one, ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
             raise BackendError("the model called no tool", hint="pass tool_required=True to force a call")
@@ -197,7 +164,7 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """A message of LlamaIndex's, as chat APIs have it. Raises BadProgram."""
+    """A message in the format of chat APIs. Raises BadProgram."""
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in message.blocks:
@@ -207,16 +174,19 @@ def _message(message: ChatMessage) -> dict[str, Any]:
             case ImageBlock():
                 parts.append({"type": "image_url", "image_url": {"url": _address(block)}})
             case ThinkingBlock():
-                pass  # finished turns go to the model without their reasoning
+                pass  # the reasoning of earlier turns is not sent
             case ToolCallBlock():
-                made = {"name": block.tool_name, "arguments": _json(block.tool_kwargs)}
-                calls.append({"id": block.tool_call_id, "type": "function", "function": made})
+                arguments = block.tool_kwargs
+                if not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                function = {"name": block.tool_name, "arguments": arguments}
+                calls.append({"id": block.tool_call_id, "type": "function", "function": function})
             case _:
                 raise BadProgram(f"LlamaIndexModel supports text, images and tools, got {block.block_type}")
-    said: dict[str, Any] = {"role": message.role.value, "content": parts, "tool_calls": calls}
+    fields: dict[str, Any] = {"role": message.role.value, "content": parts, "tool_calls": calls}
     if message.role == MessageRole.TOOL:
-        said["tool_call_id"] = message.additional_kwargs.get("tool_call_id")
-    return said
+        fields["tool_call_id"] = message.additional_kwargs.get("tool_call_id")
+    return fields
 
 
 def _address(block: ImageBlock) -> str:
@@ -226,11 +196,7 @@ def _address(block: ImageBlock) -> str:
     return f"data:{block.image_mimetype or 'image/png'};base64,{data}"
 
 
-def _json(arguments: dict[str, Any] | str) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _answer(done: Completion, delta: str | None = None) -> ChatResponse:
+def _chat_response(done: Completion, delta: str | None = None) -> ChatResponse:
     blocks: list[Any] = [TextBlock(text=done.texts[0])] if done.texts[0] else []
     blocks += [
         ToolCallBlock(
@@ -241,15 +207,34 @@ def _answer(done: Completion, delta: str | None = None) -> ChatResponse:
         for call in done.meta.get("tool_calls") or ()
     ]
     message = ChatMessage(blocks, role=MessageRole.ASSISTANT)
-    return ChatResponse(message=message, raw=dict(done.meta), delta=delta, additional_kwargs=_told(done))
+    return ChatResponse(message=message, delta=delta, **_metadata(done))
 
 
-def _text(done: Completion, delta: str | None = None) -> CompletionResponse:
-    return CompletionResponse(
-        text=done.texts[0], raw=dict(done.meta), delta=delta, additional_kwargs=_told(done)
-    )
+def _completion_response(done: Completion, delta: str | None = None) -> CompletionResponse:
+    return CompletionResponse(text=done.texts[0], delta=delta, **_metadata(done))
 
 
-def _told(done: Completion) -> dict[str, Any]:
+def _metadata(done: Completion) -> dict[str, Any]:
+    if not done.meta:  # of a stream that goes on
+        return {}
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
-    return {name: done.meta.get(name) for name in names} | {"finish_reason": finish_of(done.meta)}
+    counts = {name: done.meta.get(name) for name in names}
+    return {"raw": dict(done.meta), "additional_kwargs": counts | {"finish_reason": finish_of(done.meta)}}
+
+
+def _stream(reply: Reply, response: Callable[[Completion, str], R]) -> Generator[R, None, None]:
+    """A response with the text so far for each piece, and one for the end."""
+    text = ""
+    for piece in reply.pieces():
+        text += piece
+        yield response(Completion((text,), {}), piece)
+    yield response(reply.whole(), "")
+
+
+async def _astream(reply: Reply, response: Callable[[Completion, str], R]) -> AsyncGenerator[R, None]:
+    """_stream() for coroutines."""
+    text = ""
+    async for piece in reply.apieces():
+        text += piece
+        yield response(Completion((text,), {}), piece)
+    yield response(await reply.awhole(), "")

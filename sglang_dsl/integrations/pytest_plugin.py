@@ -1,14 +1,14 @@
-"""A plugin of pytest, for tests of programs; installed with this package.
+"""A pytest plugin for tests of programs, installed with this package.
 
-    def test_qa(sgl_mock):                      a scripted backend, which is the default one in this test
+    def test_qa(sgl_mock):                      a scripted backend, the default one of this test
         mock = sgl_mock(["Paris"])
         assert qa("What is the capital of France?")["answer"] == "Paris"
 
     def test_qa_as_recorded(sgl_recorded):      calls replayed from `recordings/`, beside the test's file
         assert "Paris" in qa("What is the capital of France?", **sgl_recorded)["answer"]
 
-`pytest --sgl-record=new` records the calls that are not there yet, on the backend of the fixture
-`sgl_record_backend`, which a conftest.py overrides; `=all` records all of them anew.
+`pytest --sgl-record=new` records missing calls on the backend of the fixture `sgl_record_backend`, which a
+conftest.py overrides; `=all` records all calls again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def sgl_mock() -> Iterator[Callable[..., Any]]:
-    """Makes a MockBackend of its arguments, and the default backend of it for this test."""
-    # Imported here: every run of pytest loads this file, and few need more of the language.
+    """Creates a MockBackend and makes it the default backend of this test."""
+    # Imported here, as every run of pytest loads this file, and few use the fixture.
     from sglang_dsl.backends.mock import MockBackend
 
     before = global_config.default_backend
 
-    def make(*args: Any, **words: Any) -> Any:
-        global_config.default_backend = mock = MockBackend(*args, **words)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        global_config.default_backend = mock = MockBackend(*args, **kwargs)
         return mock
 
     yield make
@@ -56,14 +56,14 @@ def sgl_mock() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def sgl_record_backend() -> Any:
-    """The backend that recordings are made on; None: the one that a program has. Override it."""
+    """The backend for recording; None: that of the program. Override it."""
     return None
 
 
 @pytest.fixture
 def sgl_recorded(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """Keyword arguments for run, run_batch and the others: their calls are replayed from this test's own
-    recording, without a backend."""
+    """Keyword arguments for run, run_batch and the others, which replay calls from this test's recording,
+    without a backend."""
     mode = request.config.getoption("--sgl-record")
     test: Any = request.node
     folder = test.path.parent / FOLDER / test.path.stem / _as_name(test.nodeid.partition("::")[2])
@@ -71,13 +71,13 @@ def sgl_recorded(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         shutil.rmtree(folder)
     if mode == "none" and not folder.is_dir():
         pytest.fail(f"there is no recording in {_shown(folder)}; make one: {AGAIN}", pytrace=False)
-    words: dict[str, Any] = {"cache": "ro" if mode == "none" else "rw", "cache_dir": str(folder)}
+    options: dict[str, Any] = {"cache": "ro" if mode == "none" else "rw", "cache_dir": str(folder)}
     before = global_config.default_backend
     if mode == "none":
-        global_config.default_backend = None  # nothing is started to replay
+        global_config.default_backend = None  # no backend is started for a replay
     elif (backend := request.getfixturevalue("sgl_record_backend")) is not None:
-        words["backend"] = backend
-    yield words
+        options["backend"] = backend
+    yield options
     global_config.default_backend = before
     from sglang_dsl.interpreter.record import records
 
@@ -93,7 +93,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _as_name(text: str) -> str:
-    """As a folder's name: tests with parameters have any characters in theirs."""
+    """A folder's name for a test's, which may contain any characters."""
     return re.sub(r"[^\w.-]+", "_", text).strip("_")
 
 

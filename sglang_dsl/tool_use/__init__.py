@@ -1,5 +1,3 @@
-"""Tools that programs offer to models: what a model is told of each, and how a call of it is run.
-
-`offers.py` says what they are, `definitions.py` makes them of functions, types, JSON schemas and tool
-servers, `running.py` runs one call. Knows no programs and no backends.
+"""Tools that programs offer to models: offers.py is what a state offers, definitions.py makes tools of
+functions, types, JSON schemas and tool servers, and running.py runs a call.
 """

@@ -1,4 +1,4 @@
-"""Tools of typed functions, types, JSON schemas and tool servers, as Runners."""
+"""Tools made of typed functions, types, JSON schemas and tool servers, as Runners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_args, get_origin
 
 from runtime.formats.tools.schema import rewritten
-from runtime.formats.tools.types import Tool as Described
+from runtime.formats.tools.types import Tool as ToolDescription
 from runtime.protocol.registry import MissingExtra, Registry
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BadProgram
@@ -32,9 +32,9 @@ _PARTS: Registry[Any] = Registry(
 )
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 CONNECT_S = 60.0
-"""For a tool server that is given by its address to answer, and again to say which tools it has."""
-LONGEST_CALL_S = 24 * 3600.0
-"""The server's own limit for calls; that of a loop is usually less."""
+"""The time to connect to a tool server by its address, and again to list its tools."""
+MAX_CALL_S = 24 * 3600.0
+"""The server's own limit for calls; that of a loop is usually shorter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,46 +52,46 @@ class Tool:
     run: Callable[..., Any] | None = None
 
 
-def runners_of(given: object) -> dict[str, Runner]:
-    """The given tools: one, or several in an iterable. Raises BadProgram, MissingExtra, and errors of a tool
-    server."""
-    single = isinstance(given, str | Mapping | Tool | type | ToolServer) or not isinstance(given, Iterable)
-    found: dict[str, Runner] = {}
-    for one in [given] if single else given:  # type: ignore[attr-defined]
+def runners_of(tools: object) -> dict[str, Runner]:
+    """The runners of one tool, or of several in an iterable. Raises BadProgram, MissingExtra, and errors of a
+    tool server."""
+    single = isinstance(tools, str | Mapping | Tool | type | ToolServer) or not isinstance(tools, Iterable)
+    runners: dict[str, Runner] = {}
+    for one in [tools] if single else tools:  # type: ignore[attr-defined]
         for runner in _runners(one):
             if not _NAME.match(runner.name):
                 raise BadProgram(
                     f"a tool's name has 1 to 64 letters, digits, _ and -, got {runner.name!r:.80}; give it "
                     "another one with Tool(name, ...)"
                 )
-            if runner.name in found:
+            if runner.name in runners:
                 raise BadProgram(f"two tools are called {runner.name!r}; rename one with Tool(name, ...)")
-            found[runner.name] = runner
-    return found
+            runners[runner.name] = runner
+    return runners
 
 
-def described(said: Iterable[str]) -> dict[str, Runner]:
-    """Tools that are known only by their JSON. Nothing runs them."""
-    return {one.name: one for one in map(_schema, map(json.loads, said))}
+def described(schemas: Iterable[str]) -> dict[str, Runner]:
+    """Runners for tools of which only the JSON is known; nothing runs them."""
+    return {one.name: one for one in map(_of_schema, map(json.loads, schemas))}
 
 
 def _runners(one: object) -> list[Runner]:
     match one:
         case str():
-            server = _PARTS.load("MCP")(CONNECT_S, LONGEST_CALL_S)
+            server = _PARTS.load("MCP")(CONNECT_S, MAX_CALL_S)
             background().run(server.add_tool_server(one), 2 * CONNECT_S)
-            return _served(server)
+            return _of_server(server)
         case ToolServer():
-            return _served(one)
+            return _of_server(one)
         case Tool():
-            said = {"name": one.name, "description": one.description or None, "parameters": one.parameters}
-            return [replace(_schema(said), run=one.run)]
+            schema = {"name": one.name, "description": one.description or None, "parameters": one.parameters}
+            return [replace(_of_schema(schema), run=one.run)]
         case Mapping():
-            return [_schema(one)]
+            return [_of_schema(one)]
         case type() if types.is_type(one):
-            return [_type(one)]
+            return [_of_type(one)]
         case Callable():
-            return [_function(one)]
+            return [_of_function(one)]
         case _:
             raise BadProgram(
                 "a tool is a typed function, a type such as a pydantic model, a JSON schema, a Tool, a tool "
@@ -99,24 +99,24 @@ def _runners(one: object) -> list[Runner]:
             )
 
 
-def _said(name: str, description: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    about = {"description": description} if description else {}
-    return {"type": "function", "function": {"name": name, **about, "parameters": dict(parameters)}}
+def _schema(name: str, description: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": name, **({"description": description} if description else {})}
+    return {"type": "function", "function": {**function, "parameters": dict(parameters)}}
 
 
-def _served(server: ToolServer) -> list[Runner]:
-    found: list[Runner] = []
+def _of_server(server: ToolServer) -> list[Runner]:
+    runners: list[Runner] = []
     for namespace in server.names():
-        described = server.get_tool_description(namespace)
-        tools = () if described is None else described.tools
-        found += [replace(_schema(tool), server=(server, namespace)) for tool in tools]
-    return found
+        description = server.get_tool_description(namespace)
+        tools = () if description is None else description.tools
+        runners += [replace(_of_schema(tool), server=(server, namespace)) for tool in tools]
+    return runners
 
 
-def _schema(given: object) -> Runner:
-    """A tool by a JSON schema: OpenAI's or Anthropic's dict, or an object with the same fields."""
+def _of_schema(schema: object) -> Runner:
+    """A tool by OpenAI's or Anthropic's JSON, or by an object with the same fields."""
     try:
-        tool = Described.of(given)
+        tool = ToolDescription.of(schema)
     except ValueError as error:
         raise BadProgram(str(error)) from error
     parameters = {"type": "object", "properties": {}, **tool.parameters}
@@ -125,11 +125,11 @@ def _schema(given: object) -> Runner:
         _check(arguments, parameters)
         return (), arguments
 
-    return Runner(_said(tool.name, tool.description, parameters), read)
+    return Runner(_schema(tool.name, tool.description, parameters), read)
 
 
 def _check(arguments: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Raises ValueError. Without jsonschema only the names that must be there are looked at."""
+    """Raises ValueError. Without jsonschema only required names are checked."""
     if importlib.util.find_spec("jsonschema") is None:
         if missing := [name for name in schema.get("required", ()) if name not in arguments]:
             raise ValueError(f"{', '.join(missing)} is missing")
@@ -144,8 +144,7 @@ def _check(arguments: dict[str, Any], schema: dict[str, Any]) -> None:
         raise ValueError("; ".join(sorted(faults)))
 
 
-def _type(kind: type) -> Runner:
-    """A tool whose arguments are the fields of a type."""
+def _of_type(kind: type) -> Runner:
     try:
         schema = types.schema(kind)
         adapter = types.describe(kind)
@@ -159,52 +158,50 @@ def _type(kind: type) -> Runner:
         return (), arguments
 
     about = inspect.cleandoc(kind.__doc__) if kind.__doc__ else None
-    return Runner(_said(kind.__name__, about, _plain(schema)), read)
+    return Runner(_schema(kind.__name__, about, _plain(schema)), read)
 
 
-def _function(function: Callable[..., Any]) -> Runner:
-    named = function.func if isinstance(function, functools.partial) else function
-    name = str(getattr(named, "__name__", type(named).__name__))
+def _of_function(function: Callable[..., Any]) -> Runner:
+    target = function.func if isinstance(function, functools.partial) else function
+    name = str(getattr(target, "__name__", type(target).__name__))
     try:
         signature = inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError) as error:
         raise BadProgram(f"the tool {name} cannot be described: {error}") from error
-    make, field = _PARTS.load("create_model"), _PARTS.load("Field")
-    fields: dict[str, Any] = {}
-    for place, parameter in enumerate(signature.parameters.values()):
-        fields[f"a{place}"] = _field(name, parameter, field)
+    create_model, field, invalid = map(_PARTS.load, ("create_model", "Field", "Invalid"))
+    # By position: a parameter may have a name that a model's field cannot have.
+    fields = {
+        f"a{at}": _field(name, parameter, field) for at, parameter in enumerate(signature.parameters.values())
+    }
     try:
-        model = make(name, __config__={"extra": "forbid"}, **fields)
+        model = create_model(name, __config__={"extra": "forbid"}, **fields)
         schema = model.model_json_schema()
     except MissingExtra:
         raise
     except Exception as error:
-        raise BadProgram(
-            f"the tool {name} cannot be described: {str(error).partition(chr(10))[0]}"
-        ) from error
-    invalid = _PARTS.load("Invalid")
+        first_line = str(error).partition("\n")[0]
+        raise BadProgram(f"the tool {name} cannot be described: {first_line}") from error
 
     def read(arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
-            made = model.model_validate(arguments)
+            values = model.model_validate(arguments)
         except invalid as error:
             faults = error.errors(include_url=False, include_input=False)
-            raise ValueError(
-                "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults)
-            ) from None
+            lines = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+            raise ValueError("; ".join(lines)) from None
         bound = signature.bind_partial()
-        for place, parameter in enumerate(signature.parameters):
-            bound.arguments[parameter] = getattr(made, f"a{place}")
+        for at, parameter in enumerate(signature.parameters):
+            bound.arguments[parameter] = getattr(values, f"a{at}")
         return bound.args, bound.kwargs
 
     plain = _plain(schema)
-    plain.pop("additionalProperties", None)  # `read` refuses others all the same
+    plain.pop("additionalProperties", None)  # `read` refuses others anyway
     plain.pop("description", None)
-    return Runner(_said(name, inspect.getdoc(named), plain), read, function)
+    return Runner(_schema(name, inspect.getdoc(target), plain), read, function)
 
 
 def _field(tool: str, parameter: inspect.Parameter, field: Any) -> Any:
-    """A parameter as a field of a model. Raises BadProgram."""
+    """A parameter as a field of a pydantic model. Raises BadProgram."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise BadProgram(f"the tool {tool} takes *{parameter.name}; declare its parameters one by one")
     kind = parameter.annotation
@@ -219,13 +216,12 @@ def _field(tool: str, parameter: inspect.Parameter, field: Any) -> Any:
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as tools are usually described: without titles, what it is first."""
-    made: dict[str, Any] = rewritten(schema, _untitled)
-    first: dict[str, Any] = {word: made[word] for word in ("type", "properties", "required") if word in made}
-    return {**first, **made}
+    """A schema as tools usually have it: without titles, and with the most important keys first."""
+    untitled: dict[str, Any] = rewritten(schema, _without_title)
+    return {key: untitled[key] for key in ("type", "properties", "required") if key in untitled} | untitled
 
 
-def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_title(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schema.get("title"), str):
         del schema["title"]
     return schema

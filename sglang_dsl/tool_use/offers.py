@@ -1,4 +1,4 @@
-"""What a state offers its model: tools, each with what runs it. Light: every program that runs loads it."""
+"""The tools that a state offers its model. Loaded by every program, so that it imports little."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _PARTS: Registry[Any] = Registry("part of tools", {"described": "sglang_dsl.tool
 
 
 class ToolSession(Protocol):
-    """One connection to a tool server. A call gives an object with `text` and `is_error`."""
+    """A connection to a tool server. A call returns an object with `text` and `is_error`."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any: ...
 
 
 @runtime_checkable
 class ToolServer(Protocol):
-    """Tools by namespace, as the runtime's MCPToolServer has them; a description has `tools`, each with
-    name, description and parameters."""
+    """Tools by namespace, as the runtime's MCPToolServer. A description has `tools`, each with name,
+    description and parameters."""
 
     def names(self) -> list[str]: ...
 
@@ -34,17 +34,22 @@ class ToolServer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Runner:
-    """said: the tool as chat APIs take it. read: from the call's arguments to those of `run`; raises
-    ValueError, which says what is wrong with them. server: with its namespace, where the tool is one's."""
+    """A tool.
 
-    said: dict[str, Any]
+    schema  the tool in the format of chat APIs
+    read    turns the arguments of a call into those of `run`; raises ValueError if they are wrong
+    run     the function, if there is one
+    server  the tool server, if it has the tool, and the namespace
+    """
+
+    schema: dict[str, Any]
     read: Callable[[dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
     run: Callable[..., Any] | None = None
     server: tuple[ToolServer, str] | None = None
 
     @property
     def name(self) -> str:
-        return str(self.said["function"]["name"])
+        return str(self.schema["function"]["name"])
 
     @property
     def runs(self) -> bool:
@@ -53,7 +58,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a state's generations may call, and the loop that runs the calls, where one is open."""
+    """The tools that a state's generations may call, and the open tool_loop, which runs the calls."""
 
     runners: Mapping[str, Runner]
     loop: LoopBegin | None = None
@@ -63,10 +68,10 @@ NOTHING = Offer({})
 
 
 def offer_after(offer: Offer, node: Node) -> Offer:
-    """What is offered after `node`. Raises BadProgram for a loop inside of a loop."""
+    """The offer after `node`. Raises BadProgram for a loop in a loop."""
     match node:
-        case Tools(own=None, tools=said):
-            return replace(offer, runners=_PARTS.load("described")(said))
+        case Tools(own=None, tools=schemas):
+            return replace(offer, runners=_PARTS.load("described")(schemas))
         case Tools(own=runners):
             return replace(offer, runners=runners)
         case LoopBegin():

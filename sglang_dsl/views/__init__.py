@@ -1,1 +1,1 @@
-"""Snapshots of a running program, and ways of showing them. Knows no state and no executor."""
+"""Snapshots of a running program, and their forms in a terminal, a notebook, a diagram and a file."""

@@ -1,4 +1,4 @@
-"""Compiled programs, and finished runs, as diagrams: Mermaid and DOT text. Knows no drawing program."""
+"""Programs and the calls of runs as diagrams: Mermaid and DOT text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.ir import (
@@ -26,15 +26,14 @@ from sglang_dsl.ir import (
     Text,
     Tools,
 )
-from sglang_dsl.views.outline import constraint_of
+from sglang_dsl.views.snapshot import constraint_of
 
-LONGEST = 48
+MAX_LABEL = 48
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """One box: its number, what stands in it, and what it is (text, gen, select, tool, fork, join, ...)."""
+class Box(NamedTuple):
+    """`kind`: text, role, gen, select, tool, fork or join, which gives its shape."""
 
     number: int
     label: str
@@ -43,14 +42,14 @@ class Box:
 
 @dataclass
 class Graph:
-    """Boxes and arrows between their numbers."""
+    """Boxes, and arrows between their numbers."""
 
     title: str
     boxes: list[Box] = field(default_factory=list)
     arrows: list[tuple[int, int]] = field(default_factory=list)
 
     def box(self, label: str, kind: str, after: Sequence[int]) -> int:
-        """A new box behind those numbered; its number."""
+        """Add a box with arrows from the boxes `after`; returns its number."""
         number = len(self.boxes)
         self.boxes.append(Box(number, label, kind))
         self.arrows += [(before, number) for before in after]
@@ -58,8 +57,8 @@ class Graph:
 
 
 def program_graph(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> Graph:
-    """The nodes of a program in order, branches side by side between a fork and its join; programs that it
-    `called` stand beside it."""
+    """The nodes of a program in order, branches side by side between a fork and its join. Programs that it
+    calls are beside it."""
     graph = Graph(title)
     _sequence(graph, body.nodes, [])
     for name, other in called:
@@ -68,25 +67,21 @@ def program_graph(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ())
 
 
 def _sequence(graph: Graph, nodes: Sequence[Node], ends: list[int]) -> list[int]:
-    """Draw `nodes` behind the boxes `ends`; the boxes they end with. Branches that no join ends stay open."""
+    """Add `nodes` after the boxes `ends`; returns their last boxes. Branches without a join stay open."""
     open_branches: list[int] = []
-    for node, label, kind in _drawn(nodes):
+    for node, label, kind in _labelled(nodes):
+        if isinstance(node, Join):
+            ends, open_branches = open_branches or ends, []
+        ends = [graph.box(label, kind, ends)]
         if isinstance(node, Fork):
-            fork = graph.box(label, kind, ends)
             open_branches = []
             for branch in node.branches:
-                open_branches += _sequence(graph, branch.nodes, [fork])
-            ends = [fork]
-        elif isinstance(node, Join):
-            ends = [graph.box(label, kind, open_branches or ends)]
-            open_branches = []
-        else:
-            ends = [graph.box(label, kind, ends)]
+                open_branches += _sequence(graph, branch.nodes, ends)
     return ends
 
 
-def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
-    """What is drawn of each node. The ends of turns and scopes are left out: the next one's begin tells."""
+def _labelled(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
+    """The nodes to draw, each with its label and kind. Ends of turns and scopes are not drawn."""
     for node in nodes:
         match node:
             case RoleEnd() | ScopeEnd() | LoopEnd():
@@ -105,7 +100,7 @@ def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
             case LoopBegin(max_steps=steps):
                 yield node, f"tool loop: {steps} steps", "role"
             case Gen(name=name):
-                yield node, f"gen {name or '...'}{_form(node)}", "gen"
+                yield node, f"gen {name or '...'}{_constraint(node)}", "gen"
             case Select(name=name, choices=choices):
                 yield node, f"select {name or '...'}: {short(' | '.join(choices))}", "select"
             case Fork(branches=branches):
@@ -116,75 +111,76 @@ def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
                 yield node, short(node.label()), "text"
 
 
-def _form(node: Gen[Any]) -> str:
-    held = constraint_of(node)
-    if held is None:
+def _constraint(node: Gen[Any]) -> str:
+    constraint = constraint_of(node)
+    if constraint is None:
         return ""
-    return f" ~ {short(held.text)}" if held.kind == "regex" else f": {held.kind}"
+    return f" ~ {short(constraint.text)}" if constraint.kind == "regex" else f": {constraint.kind}"
 
 
 def calls_graph(title: str, records: Sequence[CallRecord]) -> Graph:
-    """The calls of a finished run, each branch in a row of its own, with tokens and seconds."""
+    """The calls of a run with their tokens and seconds, a row for each branch."""
+    return branch_graph(
+        title,
+        (
+            (
+                record.branch,
+                record.kind,
+                f"{record.kind} {record.name or '...'}: {record.count('completion_tokens')} tokens, "
+                f"{record.seconds:.3f} s",
+            )
+            for record in records
+        ),
+    )
+
+
+def branch_graph(title: str, calls: Iterable[tuple[tuple[int, ...], str, str]]) -> Graph:
+    """Calls, each a branch, kind and label. A call is after the previous one of its branch, or of the branch
+    it was forked from."""
     graph = Graph(title)
     last: dict[tuple[int, ...], int] = {}
-    for record in records:
-        made = record.count("completion_tokens")
-        label = f"{record.kind} {record.name or '...'}: {made} tokens, {record.seconds:.3f} s"
-        before = last.get(record.branch)
-        branch = record.branch
-        while before is None and branch:
-            branch = branch[:-1]
-            before = last.get(branch)
-        last[record.branch] = graph.box(label, record.kind, [] if before is None else [before])
+    for branch, kind, label in calls:
+        outer = (branch[:length] for length in range(len(branch), -1, -1))
+        before = next(([last[one]] for one in outer if one in last), [])
+        last[branch] = graph.box(label, kind, before)
     return graph
 
 
 # -- notations -----------------------------------------------------------------------------------------------
 
 _SHAPES = {
-    "text": ('["', '"]'),
-    "role": ('(["', '"])'),
-    "gen": ('("', '")'),
-    "select": ('{"', '"}'),
-    "tool": ('[["', '"]]'),
-    "fork": ('[/"', '"/]'),
-    "join": ('[\\"', '"\\]'),
+    "text": ('["', '"]', "box"),
+    "role": ('(["', '"])', "note"),
+    "gen": ('("', '")', "ellipse"),
+    "select": ('{"', '"}', "diamond"),
+    "tool": ('[["', '"]]', "component"),
+    "fork": ('[/"', '"/]', "trapezium"),
+    "join": ('[\\"', '"\\]', "invtrapezium"),
 }
+"""The shape of each kind of box: Mermaid's brackets, and DOT's name."""
 
 
 def mermaid(graph: Graph) -> str:
     """A flowchart (mermaid.js.org/syntax/flowchart.html)."""
     lines = ["---", f"title: {_quoted(graph.title)}", "---", "flowchart TD"]
     for box in graph.boxes:
-        begin, end = _SHAPES[box.kind]
+        begin, end, _ = _SHAPES[box.kind]
         lines.append(f"    n{box.number}{begin}{_entities(box.label)}{end}")
     lines += [f"    n{before} --> n{after}" for before, after in graph.arrows]
     return "\n".join(lines) + "\n"
 
 
-_DOT = {
-    "text": "box",
-    "role": "note",
-    "gen": "ellipse",
-    "select": "diamond",
-    "tool": "component",
-    "fork": "trapezium",
-    "join": "invtrapezium",
-}
-
-
 def dot(graph: Graph) -> str:
     """A digraph (graphviz.org/doc/info/lang.html)."""
     lines = [f"digraph {_quoted(graph.title)} {{", "    node [fontname=monospace];"]
-    lines += [f"    n{b.number} [label={_quoted(b.label)}, shape={_DOT[b.kind]}];" for b in graph.boxes]
+    lines += [f"    n{b.number} [label={_quoted(b.label)}, shape={_SHAPES[b.kind][2]}];" for b in graph.boxes]
     lines += [f"    n{before} -> n{after};" for before, after in graph.arrows]
     return "\n".join([*lines, "}"]) + "\n"
 
 
 def short(text: str) -> str:
-    """One line of at most LONGEST characters."""
-    shown = _CONTROLS.sub(" ", text.replace("\n", "⏎"))
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+    line = _CONTROLS.sub(" ", text.replace("\n", "⏎"))
+    return line if len(line) <= MAX_LABEL else line[: MAX_LABEL - 1] + "…"
 
 
 def _quoted(text: str) -> str:
@@ -193,5 +189,5 @@ def _quoted(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """Characters that mean something to Mermaid, as entities."""
+    """The text with Mermaid's special characters as entities."""
     return "".join(char if char.isalnum() or char in " .,:;_-/+=()⏎…" else f"#{ord(char)};" for char in text)

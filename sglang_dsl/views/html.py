@@ -1,6 +1,5 @@
-"""A snapshot as HTML for notebooks: turns, generated text marked, with its tokens where their
-log-probabilities were asked for, forks side by side, calls. Knows how texts are shown; how things look is
-style's.
+"""A snapshot as HTML for notebooks: turns, generated text marked, with its tokens if their log-probabilities
+were requested, forks side by side, and the calls as a table with a timeline.
 """
 
 from __future__ import annotations
@@ -13,11 +12,18 @@ from html import escape
 from typing import Any
 
 from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.usage import COUNTED, CallRecord, totals
 from sglang_dsl.ir import cut
 from sglang_dsl.views import style
-from sglang_dsl.views.outline import Block, Branches, Constraint, constraint_of, outline
-from sglang_dsl.views.snapshot import Snapshot, calls_within
-from sglang_dsl.views.timeline import calls_table, summary
+from sglang_dsl.views.snapshot import (
+    Block,
+    Branches,
+    Constraint,
+    Snapshot,
+    calls_within,
+    constraint_of,
+    outline,
+)
 from sglang_dsl.views.tokens import Span, Token, spans, tokens_of
 
 # Pictures that are in the document itself; any other address would be loaded.
@@ -26,41 +32,49 @@ _ORIGINS = {
     "forced": "the constraint left no other: appended without a step (jump-forward)",
     "speculated": "guessed ahead, and confirmed by the step that verified it",
 }
-_SHORT = 40
-"""Of a constraint what is shown beside its text."""
-_MOST_TOKENS = 5000
-"""Of one text that are shown one by one."""
+_CONSTRAINT_WIDTH = 40
+_MAX_TOKENS = 5000
+"""Longer texts are shown without their tokens."""
+_MAX_CALLS = 200
+_COLUMNS = {
+    "prompt_tokens": "prompt",
+    "cached_tokens": "reused",
+    "completion_tokens": "generated",
+    "jumped_tokens": "forced",
+    "spec_accept_token_num": "speculated",
+}
+_PHASES = {"queue": "waits", "prefill": "reads the prompt", "decode": "generates", "replayed": "replayed"}
 
 
 def page(state: Snapshot) -> str:
-    """The state as one <div>. A failure stands below what came before it."""
+    """The state as one <div>; its error is below the text."""
     return style.whole(_state(state), calls_table(state.program, state.calls))
 
 
 def group(states: Sequence[Snapshot]) -> str:
     """Forks of one state, side by side, and their calls."""
-    shown = style.columns(_branch(state.branch[-1], state, _state(state)) for state in states)
-    return style.whole(shown, calls_table(states[0].program, calls_within(states)))
+    columns = style.columns(_branch(state.branch[-1], state, _state(state)) for state in states)
+    return style.whole(columns, calls_table(states[0].program, calls_within(states)))
 
 
 def _state(state: Snapshot) -> str:
-    made = _parts(outline(state), partial=bool(state.partial))
+    body = _parts(outline(state), partial=bool(state.partial))
     if (error := state.error) is not None:
-        made += style.box("bad", type(error).__name__, style.said(str(error)))
-    return made
+        body += style.box("bad", type(error).__name__, style.text(str(error)))
+    return body
 
 
 def _parts(parts: Sequence[Block | Branches], *, partial: bool) -> str:
-    made: list[str] = []
+    elements: list[str] = []
     for part in parts:
         if isinstance(part, Branches):
-            made.append(_fork(part))
+            elements.append(_fork(part))
             continue
-        now = partial and part is parts[-1]
-        text = "".join(_entry(one, now=now and one is part.entries[-1]) for one in part.entries)
-        body = style.element("div", text, "said") + _key(part.entries)
-        made.append(body if part.role is None else style.box(part.role, part.role, body))
-    return "".join(made)
+        running = part.entries[-1] if partial and part is parts[-1] else None
+        text = "".join(_entry(one, running=one is running) for one in part.entries)
+        body = style.element("div", text, "said") + _token_key(part.entries)
+        elements.append(body if part.role is None else style.box(part.role, part.role, body))
+    return "".join(elements)
 
 
 def _fork(fork: Branches) -> str:
@@ -73,78 +87,82 @@ def _fork(fork: Branches) -> str:
 
 
 def _branch(number: int, state: Snapshot, body: str) -> str:
-    stands = "running" if state.running else ""
+    title = f"branch {number}"
     if state.error is not None:
-        stands = f"{type(state.error).__name__}: {cut(str(state.error), 200)}"
-    return style.box("other", f"branch {number}{f' · {stands}' if stands else ''}", body)
+        title += f" · {type(state.error).__name__}: {cut(str(state.error), 200)}"
+    elif state.running:
+        title += " · running"
+    return style.box("other", title, body)
 
 
-# -- generated text ------------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------------------
 
 
-def _entry(entry: Transcript, *, now: bool) -> str:
+def _entry(entry: Transcript, *, running: bool) -> str:
     if entry.part is not None:
         return _media(entry.part)
     if entry.chosen is None:
         return escape(entry.value)
-    made, reasoning = entry.made, ""
-    if entry.reasoning:
-        reasoning = style.folded("reasoning", style.said(entry.reasoning))
-    meta: Mapping[str, Any] = {} if made is None else made.meta
+    meta: Mapping[str, Any] = {} if entry.made is None else entry.made.meta
     tokens = tokens_of(meta)
-    if not tokens or len(tokens) > _MOST_TOKENS:
-        told = _told_of_call(meta)
-        names = "now" if now else "t" if told else ""
-        text = style.element("mark", escape(entry.value), names, told)
+    if not tokens or len(tokens) > _MAX_TOKENS:
+        hover = _call_summary(meta)
+        text = style.element("mark", escape(entry.value), "now" if running else "t" if hover else "", hover)
     else:
-        cuts = spans(entry.hidden + entry.value, tokens, len(entry.hidden))
-        text = style.element("mark", "".join(map(_span, cuts)), "toks")
+        pieces = spans(entry.hidden + entry.value, tokens, len(entry.hidden))
+        text = style.element("mark", "".join(map(_span, pieces)), "toks")
+    reasoning = style.folded("reasoning", style.text(entry.reasoning)) if entry.reasoning else ""
     name = style.element("sub", f" {escape(entry.chosen)}") if entry.chosen else ""
-    return f"{reasoning}{text}{name}{held(constraint_of(None if made is None else made.node))}"
+    return f"{reasoning}{text}{name}{constraint(constraint_of(entry.made.node if entry.made else None))}"
 
 
-def held(constraint: Constraint | None) -> str:
-    """What a generation is held to, after its text."""
-    if constraint is None:
+def constraint(held: Constraint | None) -> str:
+    """The constraint of a generation, after its text; the whole of a long one on hover."""
+    if held is None:
         return ""
-    text = f"{constraint.kind} {constraint.text}" if constraint.text else constraint.kind
-    told = _wrapped(constraint.text) if len(text) > _SHORT else ""
-    return style.element("span", escape(cut(text, _SHORT)), "held t" if told else "held", told)
+    text = f"{held.kind} {held.text}" if held.text else held.kind
+    hover = _wrapped(held.text) if len(text) > _CONSTRAINT_WIDTH else ""
+    return style.element("span", escape(cut(text, _CONSTRAINT_WIDTH)), "held t" if hover else "held", hover)
 
 
-def _wrapped(text: str, width: int = 80, most: int = 30) -> str:
+def _wrapped(text: str, width: int = 80, limit: int = 30) -> str:
     lines = [line[at : at + width] for line in text.split("\n") for at in range(0, len(line) or 1, width)]
-    return "\n".join(lines[:most] + ["..."] * (len(lines) > most))
+    return "\n".join(lines[:limit] + ["..."] * (len(lines) > limit))
 
 
-def _told_of_call(meta: Mapping[str, Any]) -> str:
-    """What there is to know of a generation without its tokens."""
+def _call_summary(meta: Mapping[str, Any]) -> str:
+    """The options and probabilities of a choice; the token counts of any other call."""
     if isinstance(meta.get("choices"), list):
         pairs = zip(meta["choices"], meta.get("probabilities") or ())
         ranked = sorted(pairs, key=lambda pair: -pair[1])[:20]
         return "\n".join(f"{_percent(share)}  {_quoted(str(option))}" for option, share in ranked)
-    return summary(meta)
+    counts = [
+        f"{int(meta[key])} {key.replace('spec_accept_token_num', 'speculated_tokens').replace('_', ' ')}"
+        for key in _COLUMNS
+        if isinstance(meta.get(key), int | float) and meta[key]
+    ]
+    return ", ".join(counts)
 
 
 def _span(span: Span) -> str:
-    probability = span.probability
     if not span.tokens:
         return escape(span.text)
+    probability = span.probability
     names = ["t"] if probability is None else ["t", f"p{min(9, int(probability * 10))}"]
     origins = {token.origin for token in span.tokens}
     names += [one for one in _ORIGINS if origins == {one}]
-    told = "\n".join(map(_told, span.tokens))
-    return style.element("span", escape(span.text), " ".join(names), told)
+    return style.element(
+        "span", escape(span.text), " ".join(names), "\n".join(map(_token_hover, span.tokens))
+    )
 
 
-def _told(token: Token) -> str:
-    """A token and the likeliest at its place, a line each."""
-    share = token.probability
-    own = "" if share is None else f"{_percent(share)}  "
-    lines = [f"{own}{_quoted(token.text)}{f'  {token.origin}' if token.origin else ''}"]
-    seen = token.text
+def _token_hover(token: Token) -> str:
+    """A line for the token, and for each of its alternatives."""
+    probability = token.probability
+    share = "" if probability is None else f"{_percent(probability)}  "
+    lines = [f"{share}{_quoted(token.text)}{f'  {token.origin}' if token.origin else ''}"]
     for text, logprob in token.others:
-        if text != seen:
+        if text != token.text:
             lines.append(f"{_percent(Token(text, logprob).probability or 0.0)}  {_quoted(text)}")
     return "\n".join(lines)
 
@@ -157,29 +175,104 @@ def _quoted(text: str) -> str:
     return json.dumps(cut(text, 60), ensure_ascii=False)
 
 
-def _key(entries: Sequence[Transcript]) -> str:
-    """What the shades and lines mean, with counts, where there are any."""
-    found: Counter[str] = Counter()
+def _token_key(entries: Sequence[Transcript]) -> str:
+    """What the shades and lines of tokens mean, with counts; empty if there are no tokens."""
+    counts: Counter[str] = Counter()
     for entry in entries:
         if entry.made is not None and entry.chosen is not None:
-            tokens = tokens_of(entry.made.meta)
-            found.update(token.origin for token in tokens)
-    if not found:
+            counts.update(token.origin for token in tokens_of(entry.made.meta))
+    if not counts:
         return ""
     lines = "".join(
-        f" · {style.element('span', f'{found[name]} {name}', name)} ({escape(means)})"
-        for name, means in _ORIGINS.items()
-        if found[name]
+        f" · {style.element('span', f'{counts[name]} {name}', name)} ({escape(meaning)})"
+        for name, meaning in _ORIGINS.items()
+        if counts[name]
     )
-    shades = f"{sum(found.values())} tokens, the stronger the shade, the less likely"
+    shades = f"{sum(counts.values())} tokens, the stronger the shade, the less likely"
     return style.element("div", shades + lines, "small")
 
 
 def _media(part: Any) -> str:
     kind = str(part["type"]).removesuffix("_url")
-    where = part.get(part["type"])
-    url = str(where.get("url", "")) if isinstance(where, dict) else ""
+    source = part.get(part["type"])
+    url = str(source.get("url", "")) if isinstance(source, dict) else ""
     if kind == "image" and _PICTURE.match(url):
         return f'<img alt="image" style="max-width:16em;max-height:16em;display:block" src="{escape(url)}">'
-    told = url if len(url) <= 80 else f"{url[:40]}..."
-    return style.element("code", escape(f"[{kind}{': ' if told else ''}{told}]"), "small")
+    short = url if len(url) <= 80 else f"{url[:40]}..."
+    return style.element("code", escape(f"[{kind}{': ' if short else ''}{short}]"), "small")
+
+
+# -- calls ---------------------------------------------------------------------------------------------------
+
+
+def calls_table(program: str, records: Sequence[CallRecord]) -> str:
+    """Folded: a row for each call, with a bar for when it ran, and the sums."""
+    columns = [key for key in _COLUMNS if key in COUNTED[:2] or any(one.count(key) for one in records)]
+    reports = [constraint_report(record.meta) for record in records]
+    times = [(one.began, one.began + one.seconds) for one in records if one.began is not None]
+    begin = min((start for start, _ in times), default=0.0)
+    length = max((end for _, end in times), default=0.0) - begin
+    head = ["call", "branch", *(_COLUMNS[key] for key in columns), "seconds"]
+    head += ["constraint"] * any(reports) + ["timeline"] * (length > 0)
+    rows = []
+    for record, report in list(zip(records, reports, strict=True))[:_MAX_CALLS]:
+        row = [record.name or record.kind, ".".join(map(str, record.branch)) or "-"]
+        row += [*(str(record.count(key)) for key in columns), f"{record.seconds:.3f}"]
+        row += [report] * any(reports)
+        if length > 0:
+            row.append(_bar(record, begin, length))
+        rows.append(row)
+    sums = [str(sum(record.count(key) for record in records)) for key in columns]
+    last = ["total", "", *sums, f"{sum(record.seconds for record in records):.3f}"]
+    more = len(records) - len(rows)
+    below = style.element("div", f"and {more} more calls", "small") if more > 0 else ""
+    calls = totals(records)["calls"]
+    title = f"{program}: {calls} call{'' if calls == 1 else 's'}"
+    if length > 0:
+        title += f", {length:.3f} s"
+        replayed = any(one.replayed for one in records)
+        phases = (name for name in _PHASES if replayed or name != "replayed")
+        key = "".join(style.element("i", "", name) + _PHASES[name] for name in phases)
+        below += style.element("div", key, "small key")
+    return style.folded(title, style.table(head, rows, 2, last) + below)
+
+
+def _bar(record: CallRecord, begin: float, length: float) -> str:
+    """When a call ran, and in which phases, of a run that began at `begin` and took `length` seconds."""
+    if record.began is None:
+        return ""
+    first = record.first_token_s
+    if first is None:
+        first = _seconds(record.meta.get("first_token_latency"))
+    queue = _seconds(record.meta.get("queue_time"))
+    ends = [("queue", queue), ("prefill", first), ("decode", record.seconds)]
+    if record.replayed:
+        ends = [("replayed", record.seconds)]
+    start = at = record.began - begin
+    parts = []
+    for name, end in ends:
+        to = start + min(end, record.seconds)
+        parts.append((name, at / length, to / length))
+        at = max(at, to)
+    return style.bar(parts)
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def constraint_report(meta: Mapping[str, Any]) -> str:
+    """How a call's constraint was enforced: the grammar backend, what it could not enforce, and repairs. ""
+    without a constraint."""
+    grammar = meta.get("grammar")
+    if not isinstance(grammar, Mapping):
+        return ""
+    facts = [str(grammar.get("backend", "?"))]
+    for name, label in (("checked", "checked by a validator"), ("ignored", "ignored")):
+        if grammar.get(name):
+            facts.append(f"{label}: {', '.join(map(str, grammar[name]))}")
+    if grammar.get("rollbacks"):
+        facts.append(f"{grammar['rollbacks']} steps taken back")
+    if grammar.get("closed_by_budget"):
+        facts.append("closed before the token limit")
+    return "; ".join(facts)

@@ -1,5 +1,5 @@
-"""Run files: what programs asked and were answered, as it happened, one JSON object a line. `sglang-dsl view`
-shows them. Knows no backend.
+"""Run files: the calls of programs with requests and replies, as one JSON object per line. `sglang-dsl view`
+shows them.
 
     with write_run("run.jsonl"):
         program.run(...)
@@ -9,10 +9,9 @@ shows them. Knows no backend.
      "source", "at": ..., "request": ...}                           a call of a backend begins
     {"type": "end", "call": 3, "seconds", "first_token_s", "replayed", "reply": ...}
     {"type": "error", "call": 3, "seconds", "error": {"type", "message"}}
-    {"type": "cache", "at": ..., "tree": ...}                       what the backend's prefix cache held
+    {"type": "cache", "at": ..., "tree": ...}                       the backend's prefix cache
 
-Times are seconds, `began` and `at` since 1970. request and reply are what a record (cache="rw") keeps of a
-call. Prompts and replies are in the file: whoever can read it can read them.
+Times are seconds, `began` and `at` since 1970. request and reply have the format of records (cache="rw").
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Error(msgspec.Struct):
 
 class Head(msgspec.Struct, tag="run"):
     version: int
-    made_by: str
+    writer: str = msgspec.field(name="made_by")
     began: float
 
 
@@ -90,12 +89,12 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 class RunWriter:
-    """A hook that writes what it is told. `error`: why it wrote no more, where that is so."""
+    """A hook that writes the events of calls. `error`: the failure that ended the writing, if any."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._lock = file, threading.Lock()
         self.error: OSError | None = None
-        # From here on by the monotonic clock: a clock that is set does not change what came before what.
+        # Later times are by the monotonic clock, so that setting the clock does not reorder events.
         self._began, self._zero = time.time(), time.monotonic()
         self._write(Head(VERSION, f"sglang-dsl {version()}", self._began))
 
@@ -103,7 +102,7 @@ class RunWriter:
         self._write(_line(event, self._now()))
 
     def cache(self, tree: Mapping[str, Any]) -> None:
-        """What a backend's prefix cache holds now (Backend.prefix_cache)."""
+        """Write a backend's prefix cache (Backend.prefix_cache)."""
         self._write(Cache(self._now(), dict(tree)))
 
     def _now(self) -> float:
@@ -128,20 +127,13 @@ class RunWriter:
 def _line(event: CallEvent, now: float) -> Line:
     match event.phase:
         case "begin":
+            source = None if event.source is None else f"{event.source.file}:{event.source.line}"
+            request = {} if event.request is None else event.request()
             return Begin(
-                call=event.number,
-                run=event.run,
-                program=event.program,
-                kind=event.kind,
-                name=event.name,
-                branch=event.branch,
-                step=event.step,
-                at=now,
-                index=event.index,
-                backend=event.backend,
-                source=None if event.source is None else f"{event.source.file}:{event.source.line}",
-                request={} if event.request is None else event.request(),
-            )
+                call=event.number, run=event.run, program=event.program, kind=event.kind, name=event.name,
+                branch=event.branch, step=event.step, at=now, index=event.index, backend=event.backend,
+                source=source, request=request,
+            )  # fmt: skip
         case "end":
             reply = {} if event.reply is None else event.reply()
             return End(event.number, event.seconds, event.first_token_s, event.replayed, reply)
@@ -158,7 +150,7 @@ def write_run(path: str | os.PathLike[str]) -> Iterator[RunWriter]:
     Raises BadProgram if the file cannot be written; if that happens later, at the end of the block.
     """
     try:
-        file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed below; who follows it sees all
+        file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed below; unbuffered for `view --live`
     except OSError as error:
         raise BadProgram(f"{os.fspath(path)} cannot be written: {error.strerror or error}") from error
     with file:
@@ -166,13 +158,13 @@ def write_run(path: str | os.PathLike[str]) -> Iterator[RunWriter]:
         with subscribed(writer):
             yield writer
         if writer.error is not None:
-            said = writer.error.strerror or writer.error
-            raise BadProgram(f"{os.fspath(path)} is incomplete: {said}") from writer.error
+            reason = writer.error.strerror or writer.error
+            raise BadProgram(f"{os.fspath(path)} is incomplete: {reason}") from writer.error
 
 
 def read_run(path: str | os.PathLike[str], *, growing: bool = False) -> list[Line]:
-    """The lines of a run file. A last line that is cut short, as one that is being written, is left out.
-    growing: the file may be empty as yet, or not there. Raises BadProgram, which names the line."""
+    """The lines of a run file, without an incomplete last one. `growing`: the file may still be empty. Raises
+    BadProgram, which names the line."""
     name = os.fspath(path)
     try:
         size = Path(path).stat().st_size

@@ -1,19 +1,17 @@
 """Snapshots: a program's state at one moment, for anything that displays it: terminal, notebook, repr(), a
-viewer.
-
-Plain frozen data. The holder needs no lock and sees no later change. Knows no executor and no way to
-display it.
+viewer. Plain frozen data; its reader needs no lock and sees no later change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.conversation.usage import CallRecord, totals
+from sglang_dsl.ir import Gen, Select
 
 
 class VariableSnapshot(msgspec.Struct, frozen=True, eq=False):
@@ -93,7 +91,88 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
 
 
 def calls_within(states: Sequence[Snapshot]) -> tuple[CallRecord, ...]:
-    """Of states of one run, the calls that they and their forks made, as the latest snapshot has them: each
-    may have waited for its state to end."""
-    places, calls = {state.branch for state in states}, max((state.calls for state in states), key=len)
-    return tuple(one for one in calls if any(one.branch[: len(at)] == at for at in places))
+    """The calls of these states of one run, and of their forks. They are read from the latest snapshot, as
+    each may have waited for its own state to end."""
+    branches, calls = {state.branch for state in states}, max((state.calls for state in states), key=len)
+    return tuple(one for one in calls if any(one.branch[: len(at)] == at for at in branches))
+
+
+# -- the parts of a snapshot ---------------------------------------------------------------------------------
+
+
+class Block(msgspec.Struct, frozen=True, eq=False):
+    """A turn of `role`, or text outside of turns (None): its texts and media in order, never empty."""
+
+    role: str | None
+    entries: tuple[Transcript, ...]
+
+
+class Branches(msgspec.Struct, frozen=True, eq=False):
+    """A fork: the parts and the snapshot of each branch."""
+
+    branches: tuple[tuple[Block | Branches, ...], ...]
+    states: tuple[Snapshot, ...]
+
+
+def outline(state: Snapshot) -> tuple[Block | Branches, ...]:
+    """Everything after `state.since` in order, including the running generation. Joined forks are where they
+    were joined, others where they were forked, or at the end if that is before `since`."""
+    parts: list[Block | Branches] = []
+    held: list[Transcript] = []
+    role = state.since.role
+    waiting: dict[int, list[ForkSnapshot]] = {}
+    for fork in state.forks:
+        waiting.setdefault(id(fork.at), []).append(fork)
+    transcript = state.transcript.say(state.partial, chosen="") if state.partial else state.transcript
+
+    def end_block() -> None:
+        if any(entry.plain or entry.chosen is not None for entry in held):
+            parts.append(Block(role, tuple(held)))
+        held.clear()
+
+    def add_forks(at: Transcript) -> None:
+        if (forks := waiting.pop(id(at), None)) is not None:
+            end_block()
+            parts.extend(map(_branches, forks))
+
+    add_forks(state.since)
+    for entry in transcript.entries(state.since):
+        if entry.kind in ("open", "close"):
+            end_block()
+            role = entry.role
+        else:
+            held.append(entry)
+        add_forks(entry)
+    end_block()
+    parts += map(_branches, (fork for forks in waiting.values() for fork in forks))
+    return tuple(parts)
+
+
+def _branches(fork: ForkSnapshot) -> Branches:
+    return Branches(tuple(map(outline, fork.branches)), fork.branches)
+
+
+class Constraint(NamedTuple):
+    """`kind`: int, regex, json_schema, a type's name, ...; `text`: the pattern, schema or options, "" if the
+    kind is enough."""
+
+    kind: str
+    text: str = ""
+
+
+def constraint_of(node: Gen[Any] | Select | None) -> Constraint | None:
+    if node is None:
+        return None
+    if isinstance(node, Select):
+        return Constraint("select", " | ".join(node.choices))
+    kinds = ("regex", "json_schema", "ebnf", "structural_tag")
+    constraint = next(
+        (Constraint(one, text) for one in kinds if (text := getattr(node, one)) is not None), None
+    )
+    if constraint is None and node.choices is not None:
+        constraint = Constraint("choices", " | ".join(node.choices))
+    if node.typed is not None:
+        return Constraint(node.typed.name, "" if constraint is None else constraint.text)
+    if constraint is None and node.dtype is not None:
+        return Constraint(node.dtype)
+    return constraint

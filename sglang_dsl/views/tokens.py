@@ -1,25 +1,20 @@
-"""The tokens of a generated text, each with the stretch of text that it stands for. Knows no way of showing
-them.
-"""
+"""The tokens of a generated text, each with the part of the text that it stands for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-BROKEN = "\ufffd"
-"""In the text of a token: bytes that are no whole character without its neighbours."""
-_REACH = 16
+REPLACEMENT = "\ufffd"
+"""Stands in a token's text for bytes that are no character without the neighbouring tokens."""
+_MAX_CHARACTERS = 16
 """How many characters one token without a text of its own may stand for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """`logprob`: None where it is not known. `origin`: sampled, forced or speculated; "" where the backend
-    does not say. `others`: the likeliest tokens at its place, it may be among them, and their
-    log-probabilities."""
+class Token(NamedTuple):
+    """`logprob`: None if not known. `origin`: sampled, forced or speculated, "" if not known. `others`: the
+    most likely tokens at its position, with log-probabilities; it may be among them."""
 
     text: str
     logprob: float | None
@@ -31,29 +26,25 @@ class Token:
         return None if self.logprob is None else math.exp(min(0.0, self.logprob))
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of the text, and the tokens it is made of: mostly one; several where a character has more
-    than one; none where it is not known."""
+class Span(NamedTuple):
+    """A part of the text and its tokens: usually one; several for a character of several tokens; none if not
+    known."""
 
     text: str
     tokens: tuple[Token, ...]
 
     @property
     def probability(self) -> float | None:
-        """Of all its tokens."""
-        found = [token.probability for token in self.tokens]
-        known = [one for one in found if one is not None]
-        return math.prod(known) if known and len(known) == len(found) else None
+        known = [one for token in self.tokens if (one := token.probability) is not None]
+        return math.prod(known) if known and len(known) == len(self.tokens) else None
 
 
 def tokens_of(meta: Mapping[str, Any]) -> tuple[Token, ...]:
-    """What a call's meta tells of its tokens; () where their texts are not in it."""
-    told = _list(meta.get("output_token_logprobs"))
+    """The tokens in a call's metadata; () if it does not have their texts."""
     tops = _list(meta.get("output_top_logprobs"))
     origins = _list(meta.get("output_token_origins"))
-    found: list[Token] = []
-    for at, entry in enumerate(told):
+    tokens: list[Token] = []
+    for at, entry in enumerate(_list(meta.get("output_token_logprobs"))):
         if not (isinstance(entry, Sequence) and len(entry) == 3 and isinstance(entry[2], str)):
             return ()
         others = tuple(
@@ -62,9 +53,8 @@ def tokens_of(meta: Mapping[str, Any]) -> tuple[Token, ...]:
             if len(one) == 3 and isinstance(one[2], str) and one[0] is not None
         )
         origin = str(origins[at]) if at < len(origins) else ""
-        logprob = None if entry[0] is None else float(entry[0])
-        found.append(Token(entry[2], logprob, origin, others))
-    return tuple(found)
+        tokens.append(Token(entry[2], None if entry[0] is None else float(entry[0]), origin, others))
+    return tuple(tokens)
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -72,37 +62,37 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def spans(text: str, tokens: Sequence[Token], skip: int = 0) -> list[Span]:
-    """`text` without its first `skip` characters, cut where tokens meet; the pieces add up to it whatever
-    the tokens say. Tokens that are not part of the text (special ones, what stands behind a stop string)
-    are in none of them."""
-    made: list[Span] = []
+    """`text` without its first `skip` characters, cut at the borders of tokens. The spans add up to the text
+    whatever the tokens are; tokens that are not in it (special ones, those after a stop string) are in no
+    span."""
+    kept: list[Span] = []
     at = 0
     for span in _cut(text, tokens):
         end = at + len(span.text)
         if end > skip:
-            made.append(Span(text[max(at, skip) : end], span.tokens))
+            kept.append(Span(text[max(at, skip) : end], span.tokens))
         at = end
-    return made
+    return kept
 
 
 def _cut(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
     at = 0
-    waiting: list[Token] = []  # whose place is not known yet
+    unplaced: list[Token] = []
     for token in tokens:
-        said = token.text
-        if at == 0 and not waiting and said and not text.startswith(said):
-            # The first one may begin with a space that is not shown, or with the end of the prompt.
-            said = next((said[cut:] for cut in range(1, len(said)) if text.startswith(said[cut:])), said)
-        place = -1
-        if said and BROKEN not in said:
-            place = text.find(said, at, at + len(said) + _REACH * len(waiting))
-        if place < 0:
-            waiting.append(token)
+        part = token.text
+        if at == 0 and not unplaced and part and not text.startswith(part):
+            # The first token may begin with a space that was stripped, or with the end of the prompt.
+            part = next((part[cut:] for cut in range(1, len(part)) if text.startswith(part[cut:])), part)
+        start = -1
+        if part and REPLACEMENT not in part:
+            start = text.find(part, at, at + len(part) + _MAX_CHARACTERS * len(unplaced))
+        if start < 0:
+            unplaced.append(token)
             continue
-        if place > at:
-            yield Span(text[at:place], tuple(waiting))
-        waiting.clear()
-        yield Span(said, (token,))
-        at = place + len(said)
+        if start > at:
+            yield Span(text[at:start], tuple(unplaced))
+        unplaced.clear()
+        yield Span(part, (token,))
+        at = start + len(part)
     if at < len(text):
-        yield Span(text[at:], tuple(waiting))
+        yield Span(text[at:], tuple(unplaced))

@@ -1,13 +1,13 @@
-// Two runs side by side: the calls at the same place of the program, and where their answers differ.
+// Two runs side by side: the calls at the same position of the program, and how their answers differ.
 
 import { h, note, number, oneLine, percent, seconds, show } from "./dom.js";
 import { runsOf, totals } from "./runs.js";
 
 const MOST_ROWS = 1000;
 
-/** The calls of a run by their place. Of a file: its runs of a program in turn; a single run: whatever item it was. */
+/** The calls of a run by their position in the program. Runs of a file are numbered; a single run has no item. */
 function places(unit) {
-  const found = new Map();
+  const byKey = new Map();
   const seen = new Map();
   for (const run of runsOf(unit.calls)) {
     const turn = seen.get(run.program) ?? 0;
@@ -15,11 +15,11 @@ function places(unit) {
     const which = unit.single ? "" : run.index ?? turn;
     for (const call of run.calls) {
       let key = JSON.stringify([run.program, which, call.branch, call.step, call.kind]);
-      while (found.has(key)) key += "'"; // calls of one step, such as those of a tool loop
-      found.set(key, call);
+      while (byKey.has(key)) key += "'"; // calls of one step, such as those of a tool loop
+      byKey.set(key, call);
     }
   }
-  return found;
+  return byKey;
 }
 
 /** What both begin and end with, and what is between: [same, mine, same] for each. */
@@ -50,7 +50,7 @@ function change(a, b) {
 function summary(a, b) {
   const [one, two] = [totals(a.calls), totals(b.calls)];
   const rows = [["calls", "calls", number], ["failed", "failed", number], ["seconds", "time", seconds],
-    ["prompt", "prompt tokens", number], ["cached", "from the cache", number], ["made", "tokens generated", number],
+    ["prompt", "prompt tokens", number], ["cached", "from the cache", number], ["generated", "tokens generated", number],
     ["jumped", "of them jumped", number]];
   return h("table", { class: "summary" },
     h("thead", {}, h("tr", {}, h("th", {}), ["A", "B", "B to A"].map((title) => h("th", { class: "number" }, title)))),
@@ -73,9 +73,9 @@ export function showCompare(view, state) {
     units.map((one) => h("option", { value: one.key, selected: one === chosen }, one.title))));
   const [mine, theirs] = [places(a), places(b)];
   const pairs = [...new Set([...mine.keys(), ...theirs.keys()])].map((key) => [mine.get(key), theirs.get(key)]);
-  const wanted = pairs.filter((pair) => pair.some((call) => call && state.wanted(call)));
-  const differing = wanted.filter(([one, two]) => textOf(one) !== textOf(two) || !one || !two);
-  const shown = state.onlyDifferent ? differing : wanted;
+  const matching = pairs.filter((pair) => pair.some((call) => call && state.matches(call)));
+  const differing = matching.filter(([one, two]) => textOf(one) !== textOf(two) || !one || !two);
+  const shown = state.onlyDifferent ? differing : matching;
   const rows = shown.slice(0, MOST_ROWS).map(([one, two]) => {
     const call = one ?? two;
     const [left, right] = one && two ? difference(textOf(one), textOf(two)) : [[textOf(one), "", ""], [textOf(two), "", ""]];
@@ -92,7 +92,7 @@ export function showCompare(view, state) {
     h("div", { class: "bar tools" }, choice("a", "A", a), choice("b", "B", b),
       h("label", {}, h("input", { type: "checkbox", id: "only-different", checked: state.onlyDifferent, on: { change: (event) => state.set({ onlyDifferent: event.target.checked }) } }), " differences alone"),
       h("span", { class: "grow" }),
-      h("small", { id: "differences" }, `${number(differing.length)} of ${number(wanted.length)} calls differ`)),
+      h("small", { id: "differences" }, `${number(differing.length)} of ${number(matching.length)} calls differ`)),
     summary(a, b),
     shown.length > MOST_ROWS ? note(`The first ${number(MOST_ROWS)} are shown.`) : null,
     h("table", { class: "compare" },

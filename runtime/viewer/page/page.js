@@ -1,4 +1,4 @@
-// The page: what is shown of which source, and what was chosen. Sources are told by viewer/sources.json.
+// The page: what is shown of which source, and what was chosen. viewer/sources.json lists the sources.
 
 import { byId, h, number } from "./dom.js";
 import { RunFile, runsOf } from "./runs.js";
@@ -24,27 +24,27 @@ const page = {
 
 /** Files, and the runs of those that have several: what can be looked at alone, or compared. */
 function units() {
-  const made = [];
+  const entries = [];
   for (const file of page.files) {
     const calls = [...file.calls.values()];
-    made.push({ key: `f${file.id}`, title: file.name, calls, single: false });
+    entries.push({ key: `f${file.id}`, title: file.name, calls, single: false });
     const runs = runsOf(calls);
     if (runs.length < 2) continue;
     for (const [at, run] of runs.entries()) {
-      if (made.length >= MOST_UNITS) break;
+      if (entries.length >= MOST_UNITS) break;
       const item = run.index === null ? `run ${at + 1}` : `item ${run.index}`;
-      made.push({ key: `f${file.id}r${run.key}`, title: `${file.name} › ${run.program} ${item}`, calls: run.calls, single: true });
+      entries.push({ key: `f${file.id}r${run.key}`, title: `${file.name} › ${run.program} ${item}`, calls: run.calls, single: true });
     }
   }
-  return made;
+  return entries;
 }
 
-const words = () => page.search.toLowerCase().split(/\s+/).filter(Boolean);
+const terms = () => page.search.toLowerCase().split(/\s+/).filter(Boolean);
 
-const wanted = (call) =>
+const matches = (call) =>
   (!page.kind || call.kind === page.kind) &&
   (!page.state || (page.state === "replayed" ? call.replayed : call.state === page.state)) &&
-  call.matches(words());
+  call.matches(terms());
 
 let all = [];
 
@@ -59,7 +59,7 @@ function render() {
   const every = units();
   const unit = every.find((one) => one.key === page.unit);
   all = unit ? unit.calls : page.files.flatMap((file) => [...file.calls.values()]);
-  const calls = all.filter(wanted);
+  const calls = all.filter(matches);
   options(byId("unit"), [["", "all"], ...every.filter((one) => every.length > 1).map((one) => [one.key, one.title])], page.unit);
   options(byId("kind"), [["", "all"], ...[...new Set(all.map((call) => call.kind))].map((one) => [one, one])], page.kind);
   options(byId("state"), [["", "all"], ["done", "done"], ["failed", "failed"], ["running", "running"], ["replayed", "replayed"]], page.state);
@@ -99,12 +99,12 @@ function draw(calls, every) {
       showTokens(view, { ...common, order: page.order, below: page.below, origin: page.origin, onlyChosen: page.onlyChosen });
       break;
     case "cache":
-      showRadix(view, { tree: shownTree(), treeNote: page.treeNote, words: words(), prefix: page.prefix, closed: page.closed,
+      showRadix(view, { tree: shownTree(), treeNote: page.treeNote, terms: terms(), prefix: page.prefix, closed: page.closed,
         choosePrefix: (prefix) => set({ prefix }),
         fold: (id) => { page.closed.has(id) ? page.closed.delete(id) : page.closed.add(id); render(); } });
       break;
     case "compare":
-      showCompare(view, { ...common, units: every, a: page.a, b: page.b, onlyDifferent: page.onlyDifferent, wanted });
+      showCompare(view, { ...common, units: every, a: page.a, b: page.b, onlyDifferent: page.onlyDifferent, matches });
       break;
   }
   view.scrollTop = top;
@@ -118,9 +118,9 @@ function shownTree() {
 }
 
 function options(select, pairs, value) {
-  const wantedPairs = JSON.stringify(pairs);
-  if (select.dataset.pairs !== wantedPairs) {
-    select.dataset.pairs = wantedPairs;
+  const newPairs = JSON.stringify(pairs);
+  if (select.dataset.pairs !== newPairs) {
+    select.dataset.pairs = newPairs;
     select.replaceChildren(...pairs.map(([key, title]) => h("option", { value: key }, title)));
   }
   select.value = value;
@@ -139,14 +139,14 @@ function show(tab) {
   render();
 }
 
-let asked = false;
+let isQueued = false;
 
 /** Render soon: several changes at once are drawn once. */
 function renderSoon() {
-  if (asked) return;
-  asked = true;
+  if (isQueued) return;
+  isQueued = true;
   requestAnimationFrame(() => {
-    asked = false;
+    isQueued = false;
     render();
   });
 }
@@ -159,8 +159,8 @@ async function ask(url) {
   const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
   const answer = await fetch(url, { headers, cache: "no-store" });
   if (!answer.ok) {
-    const told = await answer.json().catch(() => ({}));
-    throw new Error(told.error?.message ?? `${url.split("?")[0]}: the server answered ${answer.status}`);
+    const body = await answer.json().catch(() => ({}));
+    throw new Error(body.error?.message ?? `${url.split("?")[0]}: the server answered ${answer.status}`);
   }
   return answer;
 }
@@ -215,13 +215,13 @@ async function look() {
 }
 
 function server() {
-  let found = page.files.find((file) => file.isServer);
-  if (!found) {
-    found = new RunFile("requests of this server");
-    found.isServer = true;
-    page.files.unshift(found);
+  let requests = page.files.find((file) => file.isServer);
+  if (!requests) {
+    requests = new RunFile("requests of this server");
+    requests.isServer = true;
+    page.files.unshift(requests);
   }
-  return found;
+  return requests;
 }
 
 async function openFiles(list) {

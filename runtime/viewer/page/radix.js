@@ -59,12 +59,12 @@ function map(roots, width, most, state) {
 }
 
 function lines(roots, most, state, keep) {
-  const made = [];
+  const rows = [];
   const walk = (node, depth) => {
-    if (made.length >= MOST_LINES || (keep && !keep.has(node))) return;
+    if (rows.length >= MOST_LINES || (keep && !keep.has(node))) return;
     const hidden = node.children - node.below.length;
     const closed = state.closed.has(node.id);
-    made.push(h("tr", { class: state.prefix === node.id ? "chosen" : "", data: { prefix: node.id }, on: { click: () => state.choosePrefix(node.id) } },
+    rows.push(h("tr", { class: state.prefix === node.id ? "chosen" : "", data: { prefix: node.id }, on: { click: () => state.choosePrefix(node.id) } },
       h("td", { class: "prefix-text" },
         h("span", { style: { "padding-left": `${Math.min(depth, 24) * 14}px` } }),
         node.below.length
@@ -81,16 +81,16 @@ function lines(roots, most, state, keep) {
     if (!closed || keep) node.below.forEach((child) => walk(child, depth + 1));
   };
   roots.forEach((root) => walk(root, 0));
-  return made;
+  return rows;
 }
 
 /** The nodes whose text matches, with those above them; null: all. */
-function matching(nodes, words) {
-  if (!words.length) return null;
+function matching(nodes, terms) {
+  if (!terms.length) return null;
   const keep = new Set();
   for (const node of nodes) {
     const text = String(node.text ?? "").toLowerCase();
-    if (!words.every((word) => text.includes(word))) continue;
+    if (!terms.every((term) => text.includes(term))) continue;
     for (let at = node; at && !keep.has(at); at = at.above) keep.add(at);
   }
   return keep;
@@ -108,7 +108,7 @@ export function showRadix(view, state) {
     return;
   }
   const most = nodes.reduce((least, one) => Math.max(least, one.hits), 0);
-  const keep = matching(nodes, state.words);
+  const keep = matching(nodes, state.terms);
   const held = nodes.reduce((sum, one) => sum + one.tokens, 0);
   const rows = lines(roots, most, state, keep);
   show(

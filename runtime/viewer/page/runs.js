@@ -8,7 +8,7 @@ const object = (value) => (value !== null && typeof value === "object" && !Array
 const finite = (value) => (typeof value === "number" && Number.isFinite(value) ? value : 0);
 
 /** What a message, or a part of one, says. */
-function said(content) {
+function textOf(content) {
   if (typeof content === "string") return content;
   return list(content)
     .map((part) => (typeof part?.text === "string" ? part.text : `[${part?.type ?? "part"}]`))
@@ -68,7 +68,7 @@ export class Call {
   get messages() {
     return list(this.request.messages).map((one) => ({
       role: String(one?.role ?? ""),
-      text: said(one?.content).slice(0, SHOWN_TEXT),
+      text: textOf(one?.content).slice(0, SHOWN_TEXT),
       open: one?.open === true,
     }));
   }
@@ -146,13 +146,13 @@ export class Call {
   }
 
   /** What a search looks through. */
-  matches(words) {
+  matches(terms) {
     if (this.haystack === null) {
       const parts = [this.program, this.kind, this.label, this.source, this.backend, this.branch.join("."),
         this.error?.type, this.error?.message, ...this.messages.map((one) => one.text), ...this.texts];
       this.haystack = parts.filter(Boolean).join("\n").toLowerCase();
     }
-    return words.every((word) => this.haystack.includes(word));
+    return terms.every((term) => this.haystack.includes(term));
   }
 }
 
@@ -247,13 +247,13 @@ export class RunFile {
 
 /** The runs of programs in some calls, in order: {key, program, index, calls}. */
 export function runsOf(calls) {
-  const found = new Map();
+  const runs = new Map();
   for (const call of calls) {
     const key = `${call.file.id}.${call.run}.${call.program}`;
-    if (!found.has(key)) found.set(key, { key, run: call.run, program: call.program, index: call.index, file: call.file, calls: [] });
-    found.get(key).calls.push(call);
+    if (!runs.has(key)) runs.set(key, { key, run: call.run, program: call.program, index: call.index, file: call.file, calls: [] });
+    runs.get(key).calls.push(call);
   }
-  return [...found.values()];
+  return [...runs.values()];
 }
 
 /** Tokens and seconds of some calls. */
@@ -267,7 +267,7 @@ export function totals(calls) {
     seconds: calls.length ? ended - began : 0,
     prompt: sum("prompt_tokens"),
     cached: sum("cached_tokens"),
-    made: sum("completion_tokens"),
+    generated: sum("completion_tokens"),
     jumped: sum("jumped_tokens"),
   };
 }

@@ -21,7 +21,7 @@ const MEANS = {
 
 /** Rows of calls that do not overlap, each of one branch of one run. */
 function rows(calls) {
-  const made = [];
+  const lines = [];
   const several = new Set(calls.map((call) => call.file)).size > 1;
   for (const run of runsOf(calls)) {
     const byBranch = new Map();
@@ -38,17 +38,17 @@ function rows(calls) {
     let isFirst = true;
     for (const [key, lanes] of byBranch) {
       lanes.forEach((lane, at) => {
-        made.push({ calls: lane.calls, title: isFirst ? title : "", branch: at ? "" : key && `branch ${key}`, begins: isFirst });
+        lines.push({ calls: lane.calls, title: isFirst ? title : "", branch: at ? "" : key && `branch ${key}`, begins: isFirst });
         isFirst = false;
       });
     }
   }
-  return made;
+  return lines;
 }
 
 /**
  * Where a time lies, with long waits in which nothing ran cut short. times: [begin, end] of each call.
- * Gives span (after the cuts), place(time), and the breaks as {at: place, lasted}.
+ * Gives span (after the cuts), position(time), and the breaks as {at: position, lasted}.
  */
 function cut(times) {
   const busy = [];
@@ -61,13 +61,13 @@ function cut(times) {
   const short = all / 25;
   const breaks = [];
   let until = 0;
-  let place = 0;
+  let position = 0;
   for (const one of busy) {
     const gap = one.from - until;
-    if (gap > all / 3) breaks.push({ at: place + short / 2, lasted: gap });
-    place += gap > all / 3 ? short : gap;
-    one.place = place;
-    place += one.to - one.from;
+    if (gap > all / 3) breaks.push({ at: position + short / 2, lasted: gap });
+    position += gap > all / 3 ? short : gap;
+    one.position = position;
+    position += one.to - one.from;
     until = one.to;
   }
   const at = (time) => {
@@ -78,26 +78,26 @@ function cut(times) {
       if (busy[middle].from <= time) low = middle;
       else high = middle - 1;
     }
-    return busy[low].place + time - busy[low].from;
+    return busy[low].position + time - busy[low].from;
   };
-  return { span: place, place: at, breaks, busy };
+  return { span: position, position: at, breaks, busy };
 }
 
-/** Round steps of time, about eight over all: [time, place], where something runs. */
-function ticks({ span, place, breaks, busy }) {
+/** Round steps of time, about eight over all: [time, position], where something runs. */
+function ticks({ span, position, breaks, busy }) {
   const rough = span / 8;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((one) => one * power >= rough) * power;
   if (!breaks.length) return Array.from({ length: Math.floor(span / step) + 1 }, (_, at) => [at * step, at * step]);
-  const found = [];
+  const marks = [];
   for (const one of busy) {
     // Where each stretch begins, and within it.
-    if (!found.length || one.place - found.at(-1)[1] > step / 2) found.push([one.from, one.place]);
+    if (!marks.length || one.position - marks.at(-1)[1] > step / 2) marks.push([one.from, one.position]);
     for (let time = Math.ceil(one.from / step) * step; time < one.to; time += step) {
-      if (place(time) - found.at(-1)[1] > step / 2) found.push([time, place(time)]);
+      if (position(time) - marks.at(-1)[1] > step / 2) marks.push([time, position(time)]);
     }
   }
-  return found;
+  return marks;
 }
 
 function bar(call, begins, start, scale, y, state) {
@@ -136,21 +136,21 @@ export function showTimeline(view, state) {
   const began = (call) => begins.get(call.file);
   const time = cut(calls.map((call) => [call.at - began(call), call.at - began(call) + (call.phases.at(-1)?.[2] ?? 0)]));
   const lanes = rows(calls);
-  const room = Math.max(320, view.clientWidth - LABEL - 64);
-  const width = room * state.zoom;
+  const available = Math.max(320, view.clientWidth - LABEL - 64);
+  const width = available * state.zoom;
   const scale = width / time.span;
   const height = lanes.length * ROW + 22;
   const label = (lane) => h("div", { class: lane.begins ? "begins" : "", title: `${lane.title} ${lane.branch}` },
     h("b", {}, oneLine(lane.title, 30)), " ", h("small", {}, lane.branch));
   const chart = s("svg", { class: "chart", width: width + 4, height, role: "img", "aria-label": "timeline" },
-    ticks(time).map(([at, place]) => [
-      s("line", { class: "tick", x1: place * scale, x2: place * scale, y1: 16, y2: height }),
-      s("text", { class: "tick", x: place * scale + 2, y: 12 }, at ? seconds(at) : "0"),
+    ticks(time).map(([at, position]) => [
+      s("line", { class: "tick", x1: position * scale, x2: position * scale, y1: 16, y2: height }),
+      s("text", { class: "tick", x: position * scale + 2, y: 12 }, at ? seconds(at) : "0"),
     ]),
     time.breaks.map(({ at, lasted }) => s("g", {},
       s("line", { class: "break", x1: at * scale, x2: at * scale, y1: 0, y2: height }),
       s("title", {}, `${seconds(lasted)} in which nothing ran`))),
-    lanes.map((lane, at) => lane.calls.map((call) => bar(call, call.at - began(call), time.place(call.at - began(call)) * scale, scale, 20 + at * ROW, state))));
+    lanes.map((lane, at) => lane.calls.map((call) => bar(call, call.at - began(call), time.position(call.at - began(call)) * scale, scale, 20 + at * ROW, state))));
   const scroller = h("div", { class: "scroller" }, chart);
   scroller.addEventListener("scroll", () => (state.scroll = scroller.scrollLeft));
   const used = new Set(calls.flatMap((call) => call.phases.map(([name]) => name)));

@@ -14,10 +14,10 @@ const ORDERS = [["order", "as generated"], ["unsure", "least probable first"]];
 export function showTokens(view, state) {
   const calls = state.onlyChosen && state.chosen ? [state.chosen] : state.calls;
   const all = calls.flatMap((call) => call.tokens);
-  const found = all.filter((one) =>
+  const shown = all.filter((one) =>
     (!state.origin || one.origin === state.origin) &&
     (one.probability === null ? state.below >= 1 : one.probability <= state.below));
-  if (state.order === "unsure") found.sort((a, b) => (a.probability ?? 2) - (b.probability ?? 2));
+  if (state.order === "unsure") shown.sort((a, b) => (a.probability ?? 2) - (b.probability ?? 2));
   const tools = h("div", { class: "bar tools" },
     h("label", {}, "Order ", h("select", { id: "order", on: { change: (event) => state.set({ order: event.target.value }) } },
       ORDERS.map(([value, title]) => h("option", { value, selected: value === state.order }, title)))),
@@ -27,12 +27,12 @@ export function showTokens(view, state) {
       ["", ...Object.keys(ORIGINS)].map((value) => h("option", { value, selected: value === state.origin }, value || "all")))),
     h("label", {}, h("input", { type: "checkbox", id: "only-chosen", checked: state.onlyChosen, on: { change: (event) => state.set({ onlyChosen: event.target.checked }) } }), " the chosen call alone"),
     h("span", { class: "grow" }),
-    h("small", {}, `${number(found.length)} of ${number(all.length)} tokens`));
+    h("small", {}, `${number(shown.length)} of ${number(all.length)} tokens`));
   if (!all.length) {
     show(view, tools, note("No call here tells its tokens. Ask for them: gen(\"answer\", return_logprob=True, top_logprobs_num=3, return_text_in_logprobs=True)."));
     return;
   }
-  const rows = found.slice(0, MOST_ROWS).map((one) =>
+  const rows = shown.slice(0, MOST_ROWS).map((one) =>
     h("tr", { class: one.call === state.chosen ? "chosen" : "", data: { call: one.call.id }, on: { click: () => state.choose(one.call) } },
       h("td", {}, one.call.label, h("small", {}, one.call.branch.length ? ` ${one.call.branch.join(".")}` : "")),
       h("td", { class: "number" }, one.at),
@@ -46,7 +46,7 @@ export function showTokens(view, state) {
   show(
     view,
     tools,
-    found.length > MOST_ROWS ? note(`The first ${number(MOST_ROWS)} are shown.`) : null,
+    shown.length > MOST_ROWS ? note(`The first ${number(MOST_ROWS)} are shown.`) : null,
     h("table", { class: "tokens-table" },
       h("thead", {}, h("tr", {}, ["call", "#", "token", "probability", "origin", "instead", "id"].map((title) => h("th", { class: ["#", "probability", "id"].includes(title) ? "number" : "" }, title)))),
       h("tbody", {}, rows)),

@@ -84,7 +84,7 @@ export function showTree(view, state) {
           run.index === null ? null : h("span", { class: "chip" }, `item ${run.index}`),
           several ? h("span", { class: "chip" }, run.file.name) : null,
           sums.failed ? h("span", { class: "chip bad" }, `${sums.failed} failed`) : null,
-          h("small", {}, `${count(sums.calls, "call")} · ${count(sums.made, "token")} · ${seconds(sums.seconds)}`)),
+          h("small", {}, `${count(sums.calls, "call")} · ${count(sums.generated, "token")} · ${seconds(sums.seconds)}`)),
         isOpen ? branchList(branches(run.calls), context) : null);
       box.addEventListener("toggle", () => {
         state.setOpen(run.key, box.open);

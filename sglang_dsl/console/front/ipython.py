@@ -1,10 +1,10 @@
 """IPython and its notebooks: after `%load_ext sglang_dsl`
 
-    %%sgl               a cell of a session: `s` lives on, what is generated is shown as it comes
-    %sgl COMMAND        a command of it: %sgl backend mock, %sgl undo, %sgl save talk.json; alone: the list
+    %%sgl               a cell of a session: `s` persists, and text is shown while it is generated
+    %sgl COMMAND        a command: %sgl backend mock, %sgl undo, %sgl save talk.json; alone: the list
 
-A command that ends with "?", which IPython takes for itself, stands in a cell: %%sgl and then `:fork 2 And
-why?`. `s` and the language's words are ordinary names of the notebook, once a session has begun.
+A command that ends with "?", which IPython takes for its own syntax, is written in a cell: %%sgl and then
+`:fork 2 And why?`. `s` and the language's names are ordinary names of the notebook once a session has begun.
 """
 
 from __future__ import annotations
@@ -17,79 +17,54 @@ import msgspec
 from rich.console import Console
 
 from runtime.protocol.registry import MissingExtra
+from sglang_dsl.console.backend_flag import BackendChoice, Opening
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.session import cell as cells
 from sglang_dsl.console.session import commands
-from sglang_dsl.console.session.follow import Look, News, View
-from sglang_dsl.console.session.opening import Opening, Place
+from sglang_dsl.console.session.follow import View
 from sglang_dsl.console.session.session import Outcome, Session
-from sglang_dsl.console.session.tables import shown
-from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.views import html
+from sglang_dsl.views.notebook import BETWEEN_S
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
+from sglang_dsl.views.terminal import printable
 
 MAGIC = "sgl"
-BETWEEN_S = 0.1
-"""How long a page stands before it is shown anew: each time it is sent whole."""
 
 
-class Page:
-    """A View: one output of a notebook's cell, replaced while there is more."""
+class CellOutput(View):
+    """Shows a session's cell as one output of the notebook's cell, which is replaced while there is more."""
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._shown = 0.0
+        self._displayed_at = 0.0
         self._seen: Snapshot | None = None
         self._first_call: int | None = None
-        self._news = News()
 
-    def begins(self, look: Look) -> None:
-        """The first look tells what there was before."""
-
-    def opens(self, role: str) -> None:
-        """On the page by the next look."""
-
-    def says(self, text: str, *, generated: bool) -> None:
-        """The same."""
-
-    def ends(self, entry: Transcript) -> None:
-        """The same."""
-
-    def closes(self) -> None:
-        """The same."""
-
-    def looks(self, seen: Snapshot, forks: list[ForkSnapshot]) -> None:
+    def update(self, seen: Snapshot, changed: list[ForkSnapshot]) -> None:
         if self._first_call is None:
             self._first_call = len(seen.calls)
-        fresh = tuple(
-            ForkSnapshot(fork.branches, True, fork.at if fork.joined else None)
-            for fork in self._news.of(forks)
-        )
-        self._seen = msgspec.structs.replace(
-            seen, forks=fresh, calls=seen.calls[self._first_call :], error=None
-        )
-        if time.monotonic() - self._shown >= BETWEEN_S:
-            self._show()
+        forks = tuple(ForkSnapshot(fork.branches, True, fork.at if fork.joined else None) for fork in changed)
+        calls = seen.calls[self._first_call :]
+        self._seen = msgspec.structs.replace(seen, forks=forks, calls=calls, error=None)
+        if time.monotonic() - self._displayed_at >= BETWEEN_S:
+            self._display()
 
-    def over(self) -> None:
-        self._show()
+    def end(self) -> None:
+        self._display()
 
-    def waits(self, what: str | None) -> None:
-        """A notebook shows by itself that a cell runs."""
-
-    def _show(self) -> None:
+    def _display(self) -> None:
         from IPython import display
 
         seen = self._seen
-        if seen is None or (seen.transcript is seen.since and not seen.forks):
+        if seen is None or (seen.transcript is seen.since and not seen.partial and not seen.forks):
             return
-        self._shown = time.monotonic()
-        text = shown(seen.transcript.text(seen.since))
+        self._displayed_at = time.monotonic()
+        text = printable(seen.transcript.text(seen.since) + seen.partial)
         data = {"text/plain": text, "text/html": html.page(seen)}
         if self._handle is None:
-            shows: Any = display.display
-            self._handle = shows(data, raw=True, display_id=True)
+            first: Any = display.display
+            self._handle = first(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
 
@@ -101,68 +76,63 @@ class Magic:
         self._shell = shell
         self._session: Session | None = None
 
-    @property
-    def _notebook(self) -> bool:
-        return type(self._shell).__name__ == "ZMQInteractiveShell"
-
     def __call__(self, line: str, cell: str | None = None) -> Any:
-        """Raises what the cell raised, in the few lines that its writer needs."""
+        """Raises the error of the cell, with a short traceback."""
+        line = line.strip()
         try:
             if cell is None:
-                return self._command(line.strip().removeprefix(":"))
-            if cell.lstrip().startswith(":") and not line.strip():
+                return self._command(line.removeprefix(":"))
+            if cell.lstrip().startswith(":") and not line:
                 return self._command(cell.strip().removeprefix(":"))
-            if line.strip():
-                raise BadProgram(
-                    f"%%{MAGIC} takes no arguments on its line; %{MAGIC} {line.strip()} is a command"
-                )
+            if line:
+                raise BadProgram(f"%%{MAGIC} takes no arguments on its line; %{MAGIC} {line} is a command")
             session = self._begun()
-            return self._came(session, session.run(cell, self._view()))
+            return self._value_of(session.run(cell, self._view()))
         except (SglError, MissingExtra) as error:
             raise _short(error) from None
 
     def _command(self, line: str) -> Any:
-        words = line.split()
-        if self._session is None and words[:1] in (["backend"], ["model"]) and len(words) > 1:
-            self._begun(Place(*words[1:3]) if words[0] == "backend" else Place("engine", words[1]))
-            return None
-        session = self._begun()
-        said = commands.call(session, line or "help", self._view())
-        if said.leave:
+        match line.split():
+            case ["backend", *flags] if self._session is None and flags:
+                self._begun(BackendChoice(*flags[:2]))
+                return None
+            case ["model", model, *_] if self._session is None:
+                self._begun(BackendChoice("engine", model))
+                return None
+        result = commands.call(self._begun(), line or "help", self._view())
+        if result.leave:
             self.close()
-        if said.show is not None:
-            Console().print(said.show)
-        return None if said.outcome is None else self._came(session, said.outcome)
+        if result.show is not None:
+            Console().print(result.show)
+        return None if result.outcome is None else self._value_of(result.outcome)
 
-    def _came(self, session: Session, made: Outcome) -> Any:
-        if made.error is not None:
-            raise _short(made.error) from None
-        for error in made.unfit:
-            raise _short(error) from None
-        if made.stopped:
+    def _value_of(self, outcome: Outcome) -> Any:
+        for error in (outcome.error, *outcome.invalid):
+            if error is not None:
+                raise _short(error) from None
+        if outcome.stopped:
             print("stopped")
-        return made.value
+        return outcome.value
 
     def _view(self) -> View:
-        return Page() if self._notebook else Screen(Console())
+        is_notebook = type(self._shell).__name__ == "ZMQInteractiveShell"
+        return CellOutput() if is_notebook else Screen(Console())
 
-    def _begun(self, place: Place | None = None) -> Session:
+    def _begun(self, choice: BackendChoice | None = None) -> Session:
         if self._session is None:
-            self._session = Session(Opening(place or Place()), names=self._shell.user_ns)
+            self._session = Session(Opening(choice or BackendChoice()), names=self._shell.user_ns)
             self._session.ready()
         return self._session
 
     def close(self) -> None:
-        """End the session, where there is one."""
         if self._session is not None:
             session, self._session = self._session, None
             session.close()
 
 
 def _short(error: BaseException) -> BaseException:
-    """The same, which IPython shows in a few lines."""
-    frames, what = cells.told(error)
-    lines = [line for part in (frames, what) if part for line in part.split("\n")]
+    """The error, which IPython then shows in a few lines."""
+    lines = [line for part in cells.described(error) if part for line in part.split("\n")]
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error
 
@@ -171,7 +141,7 @@ _MAGICS: dict[int, Magic] = {}
 
 
 def load(shell: Any) -> None:
-    """What `%load_ext sglang_dsl` does."""
+    """Called by `%load_ext sglang_dsl`."""
     magic = Magic(shell)
     _MAGICS[id(shell)] = magic
     atexit.register(magic.close)
@@ -179,7 +149,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """What `%unload_ext sglang_dsl` does: the session ends."""
+    """Called by `%unload_ext sglang_dsl`: ends the session."""
     magic = _MAGICS.pop(id(shell), None)
     if magic is not None:
         atexit.unregister(magic.close)

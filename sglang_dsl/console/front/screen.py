@@ -1,5 +1,4 @@
-"""A session in a terminal: what a cell says, printed as it comes, in colour; forks as a tree that grows while
-they run."""
+"""A session in a terminal: text while it is generated, forks as a tree while they run."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import contextlib
 import io
 import re
 import sys
-import threading
 from typing import IO, TextIO, cast
 
 from rich.cells import cell_len
@@ -17,77 +15,72 @@ from rich.pretty import Pretty
 from rich.status import Status
 from rich.text import Text
 
-from sglang_dsl.console.front.forks import GENERATED, ROLES, conversation, running_tree, tree
 from sglang_dsl.console.session import cell
-from sglang_dsl.console.session.follow import Look, News
+from sglang_dsl.console.session.commands import footnote
+from sglang_dsl.console.session.follow import Look, View, branch_text
 from sglang_dsl.console.session.session import Outcome, Session
-from sglang_dsl.console.session.tables import footnote, shown
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.state.base import Group as Forks
 from sglang_dsl.state.base import StateBase
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
-from sglang_dsl.views.terminal import render
+from sglang_dsl.views.terminal import (
+    GENERATED,
+    LABEL,
+    ROLES,
+    conversation,
+    fork_tree,
+    printable,
+    render,
+    running_forks,
+)
 
-LABEL = 11
 _TOKENS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class Column:
-    """Text that is written piece by piece and wrapped between words, its lines indented."""
+    """Text that is written in pieces, wrapped between words, with an indent. rich wraps only whole texts."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._at = self._indent = 0
         self._word: list[tuple[str, str]] = []
         self._space = ""
-        self._lock = threading.RLock()
-
-    @property
-    def fresh(self) -> bool:
-        """Whether a line begins here."""
-        return self._at == 0 and not self._word
 
     def label(self, text: str, style: str) -> None:
-        """Begin a line with it; what follows is indented behind it."""
+        """Begin a line with a label; the following text is indented behind it."""
         self.line()
         self._indent = LABEL
         self._out(f"{text:<{LABEL}}", style)
         self._at = max(LABEL, cell_len(text))
 
     def write(self, text: str, style: str = "") -> None:
-        """More text. Its last word may be held back until it has ended."""
-        with self._lock:
-            for part in _TOKENS.findall(text):
-                if part == "\n":
-                    self._flush()
-                    self._out("\n" + " " * self._indent)
-                    self._at, self._space = self._indent, ""
-                elif part.isspace():
-                    self._flush()
-                    self._space += part
-                else:
-                    self._word.append((part, style))
-
-    def flush(self) -> None:
-        """Write what is held back."""
-        with self._lock:
-            self._flush()
+        """More text. Its last word is held back until it is complete, or flush()."""
+        for part in _TOKENS.findall(text):
+            if part == "\n":
+                self.flush()
+                self._out("\n" + " " * self._indent)
+                self._at, self._space = self._indent, ""
+            elif part.isspace():
+                self.flush()
+                self._space += part
+            else:
+                self._word.append((part, style))
 
     def line(self) -> None:
-        """End the line, where one has begun."""
-        with self._lock:
-            self._flush()
-            if self._at:
-                self._out("\n")
-            self._at = self._indent = 0
-            self._space = ""
+        """End the line, if one has begun."""
+        self.flush()
+        if self._at:
+            self._out("\n")
+        self._at = self._indent = 0
+        self._space = ""
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the last word."""
         if not self._word:
             return
-        wide = sum(cell_len(part) for part, _ in self._word)
-        room = self._console.width if self._console.is_terminal else sys.maxsize
-        if self._at + cell_len(self._space) + wide > room and self._at > self._indent:
+        width = sum(cell_len(part) for part, _ in self._word)
+        limit = self._console.width if self._console.is_terminal else sys.maxsize
+        if self._at + cell_len(self._space) + width > limit and self._at > self._indent:
             self._out("\n" + " " * self._indent)
             self._at = self._indent
         elif self._space:
@@ -95,36 +88,60 @@ class Column:
             self._at += cell_len(self._space)
         for part, style in self._word:
             self._out(part, style)
-        self._at, self._word, self._space = self._at + wide, [], ""
+        self._at, self._word, self._space = self._at + width, [], ""
 
     def _out(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), end="", soft_wrap=True, highlight=False)
 
 
-class Screen:
-    """A View. `chat`: of a conversation only what the model says is shown, without names."""
+class Screen(View):
+    """Shows cells in a terminal. `chat`: only the model's text, without names of turns and variables."""
 
     def __init__(self, console: Console, *, chat: bool = False) -> None:
         self.console, self._chat = console, chat
         self._column = Column(console)
-        self._hidden = self._broken_off = False
+        self._seen: Transcript | None = None
+        self._partial = 0
         self._role: str | None = None
+        self._hidden = self._interrupted = False
         self._live: Live | None = None
         self._status: Status | None = None
-        self._news = News()
         self._forks: list[ForkSnapshot] = []
         self._standard: IO[str] | None = None
-        self._lock = threading.RLock()  # of what is alive: the cell's own thread may print meanwhile
 
     # -- a View ----------------------------------------------------------------------------------------------
 
-    def begins(self, look: Look) -> None:
-        self._news, self._forks = News(), []
+    def begin(self, look: Look) -> None:
+        self._forks, self._seen, self._partial = [], None, 0
         if sys.stdout is self.console.file:
             self._standard = sys.stdout
-            sys.stdout = _Through(self, look, sys.stdout)
+            sys.stdout = _StandardOutput(self, look, sys.stdout)
 
-    def over(self) -> None:
+    def update(self, seen: Snapshot, changed: list[ForkSnapshot]) -> None:
+        for entry in seen.transcript.entries(self._seen or seen.since):
+            self._show(entry)
+        self._seen = seen.transcript
+        if len(seen.partial) > self._partial:
+            self._write(seen.partial[self._partial :], generated=True)
+            self._partial = len(seen.partial)
+        self._forks = changed
+        growing = [
+            fork for fork in seen.forks if not fork.joined and any(one.running for one in fork.branches)
+        ]
+        if not growing or not self.console.is_terminal:
+            self._end_live()
+            return
+        if self._live is None:
+            self._column.line()
+            self._live = Live(
+                console=self.console, transient=True, auto_refresh=False,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        texts = ((fork, [branch_text(branch) for branch in fork.branches]) for fork in growing)
+        self._live.update(running_forks(texts, self.console.width), refresh=True)
+
+    def end(self) -> None:
         if self._standard is not None:
             sys.stdout.flush()
         self._end_live()
@@ -133,62 +150,9 @@ class Screen:
         if self._standard is not None:
             sys.stdout, self._standard = cast(TextIO, self._standard), None
         for fork in self._forks:
-            self.console.print(tree(fork))
+            self.console.print(fork_tree(fork))
 
-    def opens(self, role: str) -> None:
-        self._end_live()
-        self._hidden = self._chat and role != "assistant"
-        self._role = role
-        self._begin_turn(role)
-
-    def _begin_turn(self, role: str) -> None:
-        self._broken_off = False
-        if self._chat:
-            self._column.line()
-        else:
-            self._column.label(shown(role), f"bold {ROLES.get(role, 'white')}")
-
-    def says(self, text: str, *, generated: bool) -> None:
-        if self._hidden:
-            return
-        self._end_live()
-        if self._broken_off and self._role is not None:
-            self._begin_turn(self._role)
-        style = "" if self._chat else (GENERATED if generated else "")
-        self._column.write(shown(text), style)
-
-    def ends(self, entry: Transcript) -> None:
-        if self._hidden or self._chat:
-            return
-        if entry.reasoning:
-            self._column.write(f" (after {len(entry.reasoning)} characters of reasoning)", "dim italic")
-        if entry.chosen:
-            self._column.write(f" ⟵ {shown(entry.chosen)}", "dim")
-        self._column.flush()
-
-    def closes(self) -> None:
-        if not self._hidden:
-            self._column.line()
-        self._hidden, self._role = False, None
-
-    def looks(self, seen: Snapshot, forks: list[ForkSnapshot]) -> None:
-        self._forks = self._news.of(forks)
-        growing = [fork for fork in forks if not fork.joined and any(one.running for one in fork.branches)]
-        if not growing or not self.console.is_terminal:
-            self._end_live()
-            return
-        shape = running_tree(growing, self.console.width)
-        with self._lock:
-            if self._live is None:
-                self._column.line()
-                self._live = Live(
-                    console=self.console, transient=True, auto_refresh=False,
-                    redirect_stdout=False, redirect_stderr=False,
-                )  # fmt: skip
-                self._live.start()
-            self._live.update(shape, refresh=True)
-
-    def waits(self, what: str | None) -> None:
+    def wait(self, what: str | None) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -196,64 +160,98 @@ class Screen:
             self._status = self.console.status(what, spinner="dots", spinner_style="cyan")
             self._status.start()
 
-    # -- the rest --------------------------------------------------------------------------------------------
-
     def printed(self, text: str, out: IO[str]) -> None:
-        """The cell prints something. A turn that is broken off by it begins anew behind it."""
+        """The cell prints something. An interrupted turn is labelled again when it continues."""
         self._end_live()
-        self._broken_off = self._role is not None and not self._hidden
+        self._interrupted = self._role is not None and not self._hidden
         self._column.line()
         out.write(text)
 
-    def outcome(self, session: Session, made: Outcome) -> None:
-        """Show what came of a cell, apart from what it said."""
-        if made.error is not None:
-            self.failed(made.error)
+    # -- the text of a cell ----------------------------------------------------------------------------------
+
+    def _show(self, entry: Transcript) -> None:
+        if entry.kind == "open":
+            self._end_live()
+            self._hidden = self._chat and entry.value != "assistant"
+            self._begin_turn(entry.value)
+        elif entry.kind == "close":
+            if not self._hidden:
+                self._column.line()
+            self._hidden, self._role = False, None
+        elif entry.kind == "text" and entry.chosen is not None:
+            self._write(entry.value[self._partial :], generated=True)
+            self._partial = 0
+            if self._hidden or self._chat:
+                return
+            if entry.reasoning:
+                self._column.write(f" (after {len(entry.reasoning)} characters of reasoning)", "dim italic")
+            if entry.chosen:
+                self._column.write(f" ⟵ {printable(entry.chosen)}", "dim")
+            self._column.flush()
+        else:
+            self._write(entry.plain, generated=False)
+
+    def _begin_turn(self, role: str) -> None:
+        self._role, self._interrupted = role, False
+        if self._chat:
+            self._column.line()
+        else:
+            self._column.label(printable(role), f"bold {ROLES.get(role, 'white')}")
+
+    def _write(self, text: str, *, generated: bool) -> None:
+        if self._hidden or not text:
             return
-        if made.stopped:
-            kept = "; the text so far stays" if made.kept else ""
+        self._end_live()
+        if self._interrupted and self._role is not None:
+            self._begin_turn(self._role)
+        self._column.write(printable(text), GENERATED if generated and not self._chat else "")
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            with contextlib.suppress(OSError):
+                live.stop()
+
+    # -- values and errors -----------------------------------------------------------------------------------
+
+    def outcome(self, session: Session, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.failed(outcome.error)
+            return
+        if outcome.stopped:
+            kept = "; the text so far stays" if outcome.kept else ""
             self.console.print(Text(f"stopped{kept}", style="dim"))
             return
-        for error in made.unfit:
+        for error in outcome.invalid:
             self.failed(error)
-        if made.value is not None:
-            self.value(session, made.value)
-            session.names["_"] = made.value
-        if not self._chat and session.cells and (told := footnote(session)):
-            self.console.print(Text(told, style="dim"), highlight=False)
+        if outcome.value is not None:
+            self.value(session, outcome.value)
+            session.names["_"] = outcome.value
+        if not self._chat and session.cells and (note := footnote(session)):
+            self.console.print(Text(note, style="dim"), highlight=False)
 
     def value(self, session: Session, value: object) -> None:
-        """A value, as it is best read."""
         if value is session.state:
             self.console.print(conversation(session.whole()))
         elif isinstance(value, StateBase):
             self.console.print(render(value.core.snapshot(None)))
         elif isinstance(value, Forks):
-            seen = tuple(state.core.snapshot(None) for state in value)
-            self.console.print(tree(ForkSnapshot(seen, False)))
+            branches = tuple(state.core.snapshot(None) for state in value)
+            self.console.print(fork_tree(ForkSnapshot(branches, False)))
         else:
             self.console.print(Pretty(value))
 
     def failed(self, error: BaseException) -> None:
-        """An error, in as few lines as tell it."""
-        frames, what = cell.told(error)
-        if frames:
-            self.console.print(Text(shown(frames), style="dim"), highlight=False)
-        head, _, rest = shown(what).partition("\n")
-        self.console.print(Text(head, style="red"), highlight=False)
-        if rest:
-            self.console.print(Text(rest, style="dim" if "Error" in head else "red"), highlight=False)
-
-    def _end_live(self) -> None:
-        with self._lock:
-            if self._live is not None:
-                live, self._live = self._live, None
-                with contextlib.suppress(OSError):
-                    live.stop()
+        frames, message = cell.described(error)
+        head, _, rest = printable(message).partition("\n")
+        rest_style = "dim" if "Error" in head else "red"
+        for text, style in ((printable(frames), "dim"), (head, "red"), (rest, rest_style)):
+            if text:
+                self.console.print(Text(text, style=style), highlight=False)
 
 
-class _Through(io.TextIOBase):
-    """Standard output while a cell runs: what was said before stands before it."""
+class _StandardOutput(io.TextIOBase):
+    """sys.stdout while a cell runs: earlier generated text is shown before a printed line."""
 
     def __init__(self, screen: Screen, look: Look, out: IO[str]) -> None:
         self._screen, self._look, self._out = screen, look, out

@@ -34,11 +34,11 @@ class Marks(Prompts):
 
 
 class Shell(TerminalInteractiveShell):
-    """IPython whose cells are those of a session. What uses IPython's own syntax (%magics, !commands, name?)
-    is IPython's. Both share one namespace."""
+    """IPython that runs cells in a session; cells with IPython's own syntax (%magics, !commands, name?) it
+    runs itself, in the same namespace. `run_line` runs a cell or a command, and returns the exit code if it
+    ends the session."""
 
-    def __init__(self, session: Session, run: Callable[[str], int | None]) -> None:
-        """run: runs a cell or a command; its result is the exit code if it ends the session."""
+    def __init__(self, session: Session, run_line: Callable[[str], int | None]) -> None:
         config = Config()
         config.HistoryManager.hist_file = str(state_file("history.sqlite") or ":memory:")
         config.Completer.use_jedi = False
@@ -46,14 +46,14 @@ class Shell(TerminalInteractiveShell):
             prompts_class=Marks, term_title=False, confirm_exit=False, show_rewritten_input=False
         )
         super().__init__(config=config, user_ns=session.names)
-        self._session, self._run_line = session, run
+        self._session, self._run_line = session, run_line
         self.exit_status = 0
         if self.pt_app is not None:  # a dumb terminal has only input()
             self.pt_app.bottom_toolbar = lambda: toolbar(session, KEYS)
         self.Completer.custom_matchers.append(self._match_commands)
 
     def run_cell(self, raw_cell: str, store_history: bool = False, *args: Any, **kwargs: Any) -> Any:
-        if self._is_ipythons(raw_cell):
+        if self._has_ipython_syntax(raw_cell):
             return super().run_cell(raw_cell, store_history, *args, **kwargs)  # type: ignore[no-untyped-call]
         if store_history and raw_cell.strip():
             assert self.history_manager is not None
@@ -65,7 +65,7 @@ class Shell(TerminalInteractiveShell):
             self.ask_exit()  # type: ignore[no-untyped-call]
         return None
 
-    def _is_ipythons(self, cell: str) -> bool:
+    def _has_ipython_syntax(self, cell: str) -> bool:
         if cell.lstrip().startswith(":"):
             return False
         if cell.strip() in ("exit", "quit"):
@@ -77,26 +77,26 @@ class Shell(TerminalInteractiveShell):
         return ("complete", "") if code.lstrip().startswith(":") else super().check_complete(code)
 
     def prompt_for_code(self) -> str:
-        """What is typed next. Raises why the backend could not be opened, at once when that is known."""
+        """The next cell. Raises the error of opening the backend as soon as it is known."""
         raise_failure(self._session)
         return str(super().prompt_for_code())  # type: ignore[no-untyped-call]
 
     def run(self) -> int:
-        """Until the user leaves; the exit code."""
+        """Read and run cells until the user leaves. Returns the exit code."""
         self.mainloop()  # type: ignore[no-untyped-call]
         return self.exit_status
 
     def wake(self) -> None:
-        """From any thread: the backend is open, or could not be opened."""
+        """Called from any thread when the backend is open, or failed to."""
         if self.pt_app is not None:
             wake(self.pt_app, self._session)
 
     @context_matcher()  # type: ignore[untyped-decorator]
     def _match_commands(self, context: CompletionContext) -> dict[str, Any]:
         before = context.text_until_cursor
-        found = completions(self._session, before) if before.startswith(":") else []
+        matches = completions(self._session, before) if before.startswith(":") else []
         return {
-            "completions": [SimpleCompletion(text, type="command") for text, _, _ in found],
-            "matched_fragment": before[len(before) - found[0][1] :] if found else "",
+            "completions": [SimpleCompletion(text, type="command") for text, _, _ in matches],
+            "matched_fragment": before[len(before) - matches[0][1] :] if matches else "",
             "suppress": before.startswith(":"),
         }

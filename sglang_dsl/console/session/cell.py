@@ -1,5 +1,4 @@
-"""One cell of Python: compiled, run, the value of its last expression, and its errors as its writer needs
-them."""
+"""One cell of Python: compiled, run, and its errors as the user needs them."""
 
 from __future__ import annotations
 
@@ -7,38 +6,32 @@ import ast
 import linecache
 import os
 import traceback
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any
 
 from sglang_dsl.errors import ProgramError
 
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-
-
-def file_of(number: int) -> str:
-    """What stands for a file's name in errors of this cell."""
-    return f"<cell {number}>"
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 def prepared(code: str, number: int) -> list[tuple[CodeType, bool]]:
-    """What to run, in order, and whether its value is the cell's. Raises SyntaxError."""
-    name = file_of(number)
+    """The parts to run in order, each with whether its value is that of the cell. Raises SyntaxError."""
+    name = f"<cell {number}>"
     tree = ast.parse(code, name)
-    # So that tracebacks and inspect.getsource() find the lines.
+    # Tracebacks and inspect.getsource() read the lines from here.
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-    last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     parts: list[tuple[CodeType, bool]] = []
-    if last is not None:
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
         tree.body.pop()
-    if tree.body:
-        parts.append((compile(tree, name, "exec"), False))
-    if last is not None:
         parts.append((compile(ast.Expression(last.value), name, "eval"), True))
+    if tree.body:
+        parts.insert(0, (compile(tree, name, "exec"), False))
     return parts
 
 
 def run(parts: list[tuple[CodeType, bool]], names: dict[str, Any]) -> Any:
-    """The value of the last expression; None without one. Raises what the code raises."""
+    """The value of the last expression, or None. Raises what the code raises."""
     value = None
     for code, is_value in parts:
         if is_value:
@@ -49,33 +42,26 @@ def run(parts: list[tuple[CodeType, bool]], names: dict[str, Any]) -> Any:
 
 
 def mentions(code: str, name: str) -> bool:
-    """Whether the code has this name in it."""
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(ast.parse(code)))
 
 
-def told(error: BaseException) -> tuple[str, str]:
-    """What to show of an error: the frames that the user wrote ("" where there are none worth showing), and
-    what went wrong."""
+def described(error: BaseException) -> tuple[str, str]:
+    """An error for the user: the frames of the user's own code, or "" if there is only one short one, and the
+    message."""
     if isinstance(error, ProgramError):
-        place = f" [{error.source}]" if error.source is not None else ""
+        source = f" [{error.source}]" if error.source is not None else ""
         hint = f"\n{error.hint}" if error.hint else ""
-        return "", f"{type(error).__name__}: {error.message}{place}{hint}"
+        return "", f"{type(error).__name__}: {error.message}{source}{hint}"
+    message = "".join(traceback.format_exception_only(error)).rstrip()
     if isinstance(error, SyntaxError):
-        return "", "".join(traceback.format_exception_only(error)).rstrip()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _own(frame.filename)]
-    shown = (
-        "".join(traceback.format_list(frames)).rstrip()
-        if len(frames) > 1 or _deep(error.__traceback__)
-        else ""
-    )
-    if not shown and frames and frames[0].line:
-        shown = f"  line {frames[0].lineno}: {frames[0].line}"
-    return shown, "".join(traceback.format_exception_only(error)).rstrip()
-
-
-def _own(file: str) -> bool:
-    return file.startswith(_HERE)
-
-
-def _deep(trace: TracebackType | None) -> bool:
-    return sum(not _own(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(trace)) > 1
+        return "", message
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_PACKAGE)
+    ]
+    if len(frames) > 1:
+        return "".join(traceback.format_list(frames)).rstrip(), message
+    if frames and frames[0].line:
+        return f"  line {frames[0].lineno}: {frames[0].line}", message
+    return "", message

@@ -1,6 +1,5 @@
-"""The commands of a session, by name: `:undo`, `:save FILE`, ... Each takes the session and the rest of its
-line, and gives what to show. What a command does to the state it does as a cell, so that it can be taken back
-and exported.
+"""The commands of a session: `:undo`, `:save FILE`, ... Those that change the state run a cell, which can be
+taken back and exported.
 """
 
 from __future__ import annotations
@@ -10,29 +9,34 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from rich.table import Table
 from rich.text import Text
 
-from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
-from sglang_dsl.console.session import saved, tables
-from sglang_dsl.console.session.export import export
+from sglang_dsl.backends import NEED_A_MODEL
+from sglang_dsl.console.backend_flag import BackendChoice, backend_names
+from sglang_dsl.console.session import files
 from sglang_dsl.console.session.follow import View
 from sglang_dsl.console.session.interrupts import stoppable
-from sglang_dsl.console.session.opening import Place
 from sglang_dsl.console.session.session import Outcome, Session
+from sglang_dsl.conversation.usage import COUNTED, CallRecord, totals
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.function import RUN_WORDS, SglFunction
-from sglang_dsl.views.terminal import render
+from sglang_dsl.views.terminal import one_line, printable, render
 
 FORKS = "forks"
 """The name under which `:fork` leaves the branches."""
+MAX_FORKS = 64
+CELL_WIDTH = 60
+MAX_COMPLETIONS = 200
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What came of a command. show: something rich can print; outcome: of the cell that it ran; leave: the
-    session is to end."""
+class Result:
+    """What a command did. `show`: for rich to print; `outcome`: of the cell that it ran; `leave`: whether the
+    session ends."""
 
     show: Any = None
     outcome: Outcome | None = None
@@ -41,262 +45,321 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """takes: what stands behind its name; kind: what that is, for completion ("file", "backend", "name")."""
+    """`takes`: its arguments; `kind`: what they are, for completion ("file", "backend", "name")."""
 
-    does: Callable[[Session, str, View | None], Said]
-    takes: str
     about: str
-    kind: str = ""
+    takes: str
+    kind: str
+    run: Callable[[Commands, str], Result]
 
 
-def call(session: Session, line: str, view: View | None = None) -> Said:
-    """Do what a line says, without the mark it begins with. Raises BadProgram for an unknown command, and
-    what the command raises."""
-    name, _, rest = line.strip().partition(" ")
-    found = COMMANDS.get(ALIASES.get(name, name))
-    if found is None:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean :{near[0]}?" if near else ":help lists them"
-        raise BadProgram(f"there is no command :{name}; {meant}")
-    return found.does(session, rest.strip(), view)
-
-
-def code_of(given: str) -> str:
-    """Text as Python writes it, so that a cell can hold it."""
-    return json.dumps(given, ensure_ascii=False) if given.isprintable() else repr(given)
-
-
-def _help(session: Session, rest: str, view: View | None) -> Said:
-    if rest:
-        name = rest.lstrip(":/")
-        found = COMMANDS.get(ALIASES.get(name, name))
-        if found is None:
-            raise BadProgram(f"there is no command :{name}; :help lists them")
-        return Said(Text(f":{name} {found.takes}".rstrip() + f"\n  {found.about}"))
-    made = tables.plain_table("command", "")
-    for name, one in COMMANDS.items():
-        made.add_row(Text(f":{name} {one.takes}".rstrip(), style="cyan"), one.about)
-    made.add_section()
-    made.add_row(
-        Text("s += user(...)", style="green"), 'adds a turn; assistant(gen("name")) has one generated'
-    )
-    made.add_row(Text('s["name"]', style="green"), "what was generated; s alone shows all as a tree")
-    return Said(made)
-
-
-def _vars(session: Session, rest: str, view: View | None) -> Said:
-    table = tables.variables(session)
-    return Said(table if table.row_count else Text("no variables yet", style="dim"))
-
-
-def _text(session: Session, rest: str, view: View | None) -> Said:
-    said = tables.shown(session.state.text())
-    return Said(Text(said.rstrip("\n")) if said else Text("nothing yet", style="dim"))
-
-
-def _messages(session: Session, rest: str, view: View | None) -> Said:
-    return Said(Text(tables.messages(session)))
-
-
-def _fork(session: Session, rest: str, view: View | None) -> Said:
-    count, _, message = rest.partition(" ")
-    held = session.names.get(FORKS)
-    if not rest:
-        if held is None:
-            raise BadProgram("no forks yet; :fork 3 What do people eat there?")
-        return Said(outcome=Outcome(held))
-    if count == "take":
-        if held is None or not message.isdigit() or int(message) >= len(held):
-            many = "no forks" if held is None else f"{len(held)} forks, from 0"
-            raise BadProgram(f":fork take N continues with a branch; there are {many}")
-        return Said(outcome=session.run(f"s.adopt({FORKS}[{int(message)}])", view))
-    if not count.isdigit() or not 1 <= int(count) <= 64:
-        raise BadProgram(f":fork takes a number of branches from 1 to 64, got {count!r}")
-    turns = session.state.messages()
-    if not message and (not turns or turns[-1]["role"] == "assistant"):
-        raise BadProgram(f"add the question for the branches: :fork {count} And what about Karsk?")
-    asked = f"user({code_of(message)}) + " if message else ""
-    return Said(
-        outcome=session.run(
-            f'{FORKS} = s.fork({int(count)})\n{FORKS} += {asked}assistant(gen("answer"))', view
-        )
-    )
-
-
-def _undo(session: Session, rest: str, view: View | None) -> Said:
-    if rest and not rest.isdigit():
-        raise BadProgram(f":undo takes a number of cells, got {rest!r}")
-    taken = session.undo(int(rest or 1))
-    return Said(Text("\n".join(f"taken back: {tables.line(one.code, 100)}" for one in taken), style="dim"))
-
-
-def _retry(session: Session, rest: str, view: View | None) -> Said:
-    return Said(outcome=session.retry(view))
-
-
-def _new(session: Session, rest: str, view: View | None) -> Said:
-    outcome = session.run("", view, fresh=True)
-    return Said(Text("a new conversation; :undo brings the old one back", style="dim"), outcome)
-
-
-def _system(session: Session, rest: str, view: View | None) -> Said:
-    if not rest:
-        turns = session.state.messages()
-        held = next((str(one["content"]) for one in turns if one["role"] == "system"), None)
-        return Said(Text("no system turn" if held is None else tables.shown(held)))
-    return Said(outcome=session.run(f"s += system({code_of(rest)})", view, fresh=True))
-
-
-def _path(session: Session, rest: str, name: str) -> Path:
-    if not rest:
-        raise BadProgram(f":{name} takes a file name")
-    return session.folder / Path(rest).expanduser()
-
-
-def _save(session: Session, rest: str, view: View | None) -> Said:
-    path = _path(session, rest, "save")
-    lost = saved.save(session, path)
-    return Said(Text("\n".join([f"saved as {path}", *lost]), style="dim"))
-
-
-def _load(session: Session, rest: str, view: View | None) -> Said:
-    found = saved.load(session, _path(session, rest, "load"))
-    told = f"{len(found.variables)} variables, {len(found.cells)} cells; nothing was run"
-    if found.backend != session.place.line:
-        told += f"; it was on {found.backend} (:backend {found.backend})"
-    return Said(Text(told, style="dim"), Outcome(session.state))
-
-
-def _export(session: Session, rest: str, view: View | None) -> Said:
-    path = _path(session, rest, "export")
-    return Said(Text(f"{export(session, path)}: {path}", style="dim"))
-
-
-def _backend(session: Session, rest: str, view: View | None) -> Said:
-    words = rest.split()
-    if not words:
-        return Said(
-            Text(
-                f"{session.place}; others: :backend {'|'.join(BACKENDS.names())}|URL [MODEL]".replace(
-                    "endpoint|", ""
-                )
-            )
-        )
-    if len(words) > 2:
-        raise BadProgram(":backend takes a name or a server's URL, and a model")
-    if words[0] in NEED_A_MODEL and len(words) == 1:
-        raise BadProgram(f":backend {words[0]} MODEL: which of its models?")
-    return _moved(session, Place(*words), view)
-
-
-def _model(session: Session, rest: str, view: View | None) -> Said:
-    here = session.place
-    if not rest:
-        return Said(Text(str(here)))
-    takes = here.backend if here.backend in NEED_A_MODEL else "engine"
-    return _moved(session, Place(takes, rest), view)
-
-
-def _moved(session: Session, place: Place, view: View | None) -> Said:
-    session.move(place, view)
-    return Said(Text(f"on {place} from here on", style="dim"))
-
-
-def _set(session: Session, rest: str, view: View | None) -> Said:
-    if not rest:
-        said = ", ".join(f"{name}={value!r}" for name, value in session.words.items())
-        return Said(Text(said or "the backend's own defaults; :set temperature=0.7 max_tokens=100"))
-    words: dict[str, Any] = {}
-    for pair in rest.split():
-        name, equals, value = pair.partition("=")
-        if not equals or name not in RUN_WORDS - {"backend", "stream", "budget"}:
-            raise BadProgram(f":set takes NAME=VALUE, as temperature=0.7; got {pair!r}")
-        try:
-            words[name] = json.loads(value) if value not in ("", "None") else None
-        except ValueError:
-            words[name] = value
-    session.set_words(words)
-    return _set(session, "", view)
-
-
-def _usage(session: Session, rest: str, view: View | None) -> Said:
-    return Said(tables.usage(session))
-
-
-def _time(session: Session, rest: str, view: View | None) -> Said:
-    return Said(tables.times(session))
-
-
-def _trace(session: Session, rest: str, view: View | None) -> Said:
-    if not rest:
-        return Said(render(session.whole()))
-    found = session.names.get(rest)
-    if not isinstance(found, SglFunction):
-        have = (
-            ", ".join(name for name, one in session.names.items() if isinstance(one, SglFunction)) or "none"
-        )
-        raise BadProgram(f"{rest!r} is not a program; there are: {have}")
-    return Said(Text(tables.shown(stoppable(lambda: found.trace().tree()))))
-
-
-def _quit(session: Session, rest: str, view: View | None) -> Said:
-    return Said(leave=True)
-
-
-COMMANDS = {
-    "vars": Command(_vars, "", "the variables of s: type, value, tokens"),
-    "text": Command(_text, "", "the whole conversation as text"),
-    "messages": Command(_messages, "", "the turns as JSON, in the format of chat APIs"),
-    "fork": Command(
-        _fork, "[N [TEXT] | take N]", "ask TEXT in N parallel branches; continue with one; alone: show them"
-    ),
-    "undo": Command(_undo, "[N]", "take back the last cell, or the last N"),
-    "retry": Command(_retry, "", "take back the last cell and run it again"),
-    "new": Command(_new, "", "start a new conversation; Python names stay"),
-    "system": Command(_system, "[TEXT]", "start a new conversation with this system turn; alone: show it"),
-    "save": Command(_save, "FILE", "save the conversation and the variables to a file", "file"),
-    "load": Command(_load, "FILE", "continue from a file; runs no code from it", "file"),
-    "export": Command(_export, "FILE", "write the session as a program (.py) or a notebook (.ipynb)", "file"),
-    "backend": Command(_backend, "[NAME|URL [MODEL]]", "continue with another backend", "backend"),
-    "model": Command(_model, "[MODEL]", "continue with another model"),
-    "set": Command(_set, "[NAME=VALUE ...]", "set defaults of generations: temperature=0 max_tokens=64"),
-    "usage": Command(_usage, "", "tokens of each cell: prompt, generated, reused, jumped"),
-    "time": Command(_time, "", "seconds of each cell, to the first token, tokens per second"),
-    "trace": Command(
-        _trace,
-        "[PROGRAM]",
-        "the state as a tree with its calls; or a program's nodes, without running it",
-        "name",
-    ),
-    "help": Command(_help, "[COMMAND]", "this list"),
-    "quit": Command(_quit, "", "leave; so does Ctrl-D"),
-}
+COMMANDS: dict[str, Command] = {}
 ALIASES = {"q": "quit", "exit": "quit", "h": "help", "?": "help", "v": "vars", "u": "undo", "r": "retry"}
-MOST_COMPLETIONS = 200
+
+
+def _command(about: str, takes: str = "", kind: str = "") -> Callable[[T], T]:
+    def add(method: T) -> T:
+        COMMANDS[method.__name__] = Command(about, takes, kind, method)
+        return method
+
+    return add
+
+
+def call(session: Session, line: str, view: View | None = None) -> Result:
+    """Run a command line, given without its ":" or "/". Raises BadProgram for an unknown command, and what
+    the command raises."""
+    name, _, rest = line.strip().partition(" ")
+    command = COMMANDS.get(ALIASES.get(name, name))
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean :{near[0]}?" if near else ":help lists them"
+        raise BadProgram(f"there is no command :{name}; {hint}")
+    return command.run(Commands(session, view), rest.strip())
+
+
+def code_of(text: str) -> str:
+    """A Python literal for the text."""
+    return json.dumps(text, ensure_ascii=False) if text.isprintable() else repr(text)
+
+
+def _note(text: str, outcome: Outcome | None = None) -> Result:
+    return Result(Text(text, style="dim"), outcome)
+
+
+def _table(*heads: str, right: Iterable[str] = ()) -> Table:
+    """An empty table without lines; the columns `right` are numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for head in heads:
+        if head in right:
+            table.add_column(head, justify="right", no_wrap=True)
+        else:
+            table.add_column(head, overflow="fold")
+    return table
+
+
+def _counts(calls: tuple[CallRecord, ...]) -> list[str]:
+    sums = totals(calls)
+    return [str(sums["calls"]), *(str(sums[key]) for key in COUNTED)]
+
+
+class Commands:
+    """A method for each command, which takes the rest of its line."""
+
+    def __init__(self, session: Session, view: View | None) -> None:
+        self._session, self._view = session, view
+
+    def _run(self, code: str, *, fresh: bool = False) -> Outcome:
+        return self._session.run(code, self._view, fresh=fresh)
+
+    @_command("the variables of s: type, value, tokens")
+    def vars(self, rest: str) -> Result:
+        table = _table("name", "type", "value", "tokens", right=("tokens",))
+        for name, one in self._session.state.snapshot().variables.items():
+            kind = type(one.value).__name__
+            value = one.value if isinstance(one.value, str) else repr(one.value)
+            if one.status == "failed":
+                kind, value = "failed", str(one.error)
+            count = one.meta.get("completion_tokens")
+            table.add_row(
+                Text(printable(name), style="cyan"),
+                Text(kind, style="dim"),
+                Text(one_line(value, CELL_WIDTH)),
+                "" if count is None else str(count),
+            )
+        return Result(table) if table.row_count else _note("no variables yet")
+
+    @_command("the whole conversation as text")
+    def text(self, rest: str) -> Result:
+        text = printable(self._session.state.text())
+        return Result(Text(text.rstrip("\n"))) if text else _note("nothing yet")
+
+    @_command("the turns as JSON, in the format of chat APIs")
+    def messages(self, rest: str) -> Result:
+        turns = self._session.state.messages()
+        return Result(Text(printable(json.dumps(turns, ensure_ascii=False, indent=2, default=str))))
+
+    @_command("ask TEXT in N parallel branches; continue with one; alone: show them", "[N [TEXT] | take N]")
+    def fork(self, rest: str) -> Result:
+        count, _, message = rest.partition(" ")
+        forks = self._session.names.get(FORKS)
+        if not rest:
+            if forks is None:
+                raise BadProgram("no forks yet; :fork 3 What do people eat there?")
+            return Result(outcome=Outcome(forks))
+        if count == "take":
+            if forks is None or not message.isdigit() or int(message) >= len(forks):
+                many = "no forks" if forks is None else f"{len(forks)} forks, from 0"
+                raise BadProgram(f":fork take N continues with a branch; there are {many}")
+            return Result(outcome=self._run(f"s.adopt({FORKS}[{int(message)}])"))
+        if not count.isdigit() or not 1 <= int(count) <= MAX_FORKS:
+            raise BadProgram(f":fork takes a number of branches from 1 to {MAX_FORKS}, got {count!r}")
+        turns = self._session.state.messages()
+        if not message and (not turns or turns[-1]["role"] == "assistant"):
+            raise BadProgram(f"add the question for the branches: :fork {count} And what about Karsk?")
+        question = f"user({code_of(message)}) + " if message else ""
+        code = f'{FORKS} = s.fork({int(count)})\n{FORKS} += {question}assistant(gen("answer"))'
+        return Result(outcome=self._run(code))
+
+    @_command("take back the last cell, or the last N", "[N]")
+    def undo(self, rest: str) -> Result:
+        if rest and not rest.isdigit():
+            raise BadProgram(f":undo takes a number of cells, got {rest!r}")
+        undone = self._session.undo(int(rest or 1))
+        return _note("\n".join(f"taken back: {one_line(one.code, 100)}" for one in undone))
+
+    @_command("take back the last cell and run it again")
+    def retry(self, rest: str) -> Result:
+        return Result(outcome=self._session.retry(self._view))
+
+    @_command("start a new conversation; Python names stay")
+    def new(self, rest: str) -> Result:
+        outcome = self._run("", fresh=True)
+        return _note("a new conversation; :undo brings the old one back", outcome)
+
+    @_command("start a new conversation with this system turn; alone: show it", "[TEXT]")
+    def system(self, rest: str) -> Result:
+        if rest:
+            return Result(outcome=self._run(f"s += system({code_of(rest)})", fresh=True))
+        turns = self._session.state.messages()
+        text = next((str(one["content"]) for one in turns if one["role"] == "system"), "no system turn")
+        return Result(Text(printable(text)))
+
+    def _path(self, rest: str, name: str) -> Path:
+        if not rest:
+            raise BadProgram(f":{name} takes a file name")
+        return self._session.folder / Path(rest).expanduser()
+
+    @_command("save the conversation and the variables to a file", "FILE", "file")
+    def save(self, rest: str) -> Result:
+        path = self._path(rest, "save")
+        notes = files.save(self._session, path)
+        return _note("\n".join([f"saved as {path}", *notes]))
+
+    @_command("continue from a file; runs no code from it", "FILE", "file")
+    def load(self, rest: str) -> Result:
+        saved = files.load(self._session, self._path(rest, "load"))
+        text = f"{len(saved.variables)} variables, {len(saved.cells)} cells; nothing was run"
+        if saved.backend != self._session.choice.line:
+            text += f"; it was on {saved.backend} (:backend {saved.backend})"
+        return _note(text, Outcome(self._session.state))
+
+    @_command("write the session as a program (.py) or a notebook (.ipynb)", "FILE", "file")
+    def export(self, rest: str) -> Result:
+        path = self._path(rest, "export")
+        return _note(f"{files.export(self._session, path)}: {path}")
+
+    @_command("continue with another backend", "[NAME|URL [MODEL]]", "backend")
+    def backend(self, rest: str) -> Result:
+        flags = rest.split()
+        if not flags:
+            names = "|".join(backend_names())
+            return Result(Text(f"{self._session.choice}; others: :backend {names}|URL [MODEL]"))
+        if len(flags) > 2:
+            raise BadProgram(":backend takes a name or a server's URL, and a model")
+        if flags[0] in NEED_A_MODEL and len(flags) == 1:
+            raise BadProgram(f":backend {flags[0]} MODEL: which of its models?")
+        return self._move(BackendChoice(*flags))
+
+    @_command("continue with another model", "[MODEL]")
+    def model(self, rest: str) -> Result:
+        here = self._session.choice
+        if not rest:
+            return Result(Text(str(here)))
+        backend = here.backend if here.backend in NEED_A_MODEL else "engine"
+        return self._move(BackendChoice(backend, rest))
+
+    def _move(self, choice: BackendChoice) -> Result:
+        self._session.move(choice, self._view)
+        return _note(f"on {choice} from here on")
+
+    @_command("set defaults of generations: temperature=0 max_tokens=64", "[NAME=VALUE ...]")
+    def set(self, rest: str) -> Result:
+        changes: dict[str, Any] = {}
+        for pair in rest.split():
+            name, equals, value = pair.partition("=")
+            if not equals or name not in RUN_WORDS - {"backend", "stream", "budget"}:
+                raise BadProgram(f":set takes NAME=VALUE, as temperature=0.7; got {pair!r}")
+            try:
+                changes[name] = json.loads(value) if value not in ("", "None") else None
+            except ValueError:
+                changes[name] = value
+        if changes:
+            self._session.set_defaults(changes)
+        defaults = ", ".join(f"{name}={value!r}" for name, value in self._session.defaults.items())
+        return Result(Text(defaults or "the backend's own defaults; :set temperature=0.7 max_tokens=100"))
+
+    @_command("tokens of each cell: prompt, generated, reused, jumped")
+    def usage(self, rest: str) -> Result:
+        heads = ["calls", *(key.removesuffix("_tokens") for key in COUNTED)]
+        table = _table("cell", *heads, right=heads)
+        undone = totals(self._session.records)["calls"]
+        for one in self._session.cells:
+            if calls := self._session.calls_of(one):
+                table.add_row(Text(one_line(one.code, CELL_WIDTH)), *_counts(calls))
+                undone -= totals(calls)["calls"]
+        table.add_section()
+        if undone:
+            table.add_row(Text("taken back, or failed", style="dim"), str(undone), *("" for _ in COUNTED))
+        table.add_row(Text("in all", style="bold"), *_counts(self._session.records))
+        return Result(table)
+
+    @_command("seconds of each cell, to the first token, tokens per second")
+    def time(self, rest: str) -> Result:
+        heads = ("seconds", "first token", "tokens/s")
+        table = _table("cell", *heads, right=heads)
+        for one in self._session.cells:
+            calls = [call for call in self._session.calls_of(one) if call.kind != "tool"]
+            first = next((call.first_token_s for call in calls if call.first_token_s is not None), None)
+            first_token = "" if first is None else f"{first:.3f} s"
+            table.add_row(
+                Text(one_line(one.code, CELL_WIDTH)), f"{one.seconds:.3f} s", first_token, speed(calls)
+            )
+        return Result(table)
+
+    @_command(
+        "the state as a tree with its calls; or a program's nodes, without running it", "[PROGRAM]", "name"
+    )
+    def trace(self, rest: str) -> Result:
+        if not rest:
+            return Result(render(self._session.whole()))
+        program = self._session.names.get(rest)
+        if not isinstance(program, SglFunction):
+            programs = (name for name, one in self._session.names.items() if isinstance(one, SglFunction))
+            raise BadProgram(f"{rest!r} is not a program; there are: {', '.join(programs) or 'none'}")
+        return Result(Text(printable(stoppable(lambda: program.trace().tree()))))
+
+    @_command("this list", "[COMMAND]")
+    def help(self, rest: str) -> Result:
+        if rest:
+            name = rest.lstrip(":/")
+            command = COMMANDS.get(ALIASES.get(name, name))
+            if command is None:
+                raise BadProgram(f"there is no command :{name}; :help lists them")
+            return Result(Text(f":{name} {command.takes}".rstrip() + f"\n  {command.about}"))
+        table = _table("command", "")
+        for name, one in COMMANDS.items():
+            table.add_row(Text(f":{name} {one.takes}".rstrip(), style="cyan"), one.about)
+        table.add_section()
+        adds = 'adds a turn; assistant(gen("name")) has one generated'
+        table.add_row(Text("s += user(...)", style="green"), adds)
+        reads = "what was generated; s alone shows all as a tree"
+        table.add_row(Text('s["name"]', style="green"), reads)
+        return Result(table)
+
+    @_command("leave; so does Ctrl-D")
+    def quit(self, rest: str) -> Result:
+        return Result(leave=True)
+
+
+def speed(calls: Iterable[CallRecord]) -> str:
+    """Completion tokens per second of call time, calls side by side counted one after the other."""
+    counts = [(call.count("completion_tokens"), call.seconds) for call in calls]
+    tokens, seconds = sum(one for one, _ in counts), sum(one for _, one in counts)
+    return f"{tokens / seconds:.0f}" if tokens and seconds else ""
+
+
+def footnote(session: Session) -> str:
+    """What the last cell cost, in one line; empty if it made no calls."""
+    last = session.cells[-1]
+    calls = session.calls_of(last)
+    if not calls:
+        return ""
+    sums = totals(calls)
+    parts = [f"{last.seconds:.2f} s"]
+    if sums["calls"] > 1:
+        parts.append(f"{sums['calls']} calls")
+    if sums["completion_tokens"]:
+        parts.append(f"{sums['completion_tokens']} tokens")
+    if sums["calls"] == 1 and (rate := speed(calls)):
+        parts.append(f"{rate}/s")
+    for name, label in (("cached_tokens", "reused"), ("jumped_tokens", "jumped")):
+        if sums[name]:
+            parts.append(f"{sums[name]} {label}")
+    return " · ".join(parts)
+
+
+# -- completion ----------------------------------------------------------------------------------------------
 
 
 def completions(session: Session, before: str) -> list[tuple[str, int, str]]:
-    """What may stand at the cursor of a command, ":" or "/" included. Each is the text, how many characters
-    before the cursor it replaces, and what it is; none for a line that is no command."""
+    """Completions of a command line, `before` being its text before the cursor with the ":" or "/": each a
+    text, how many characters it replaces, and a description. Empty for any other line."""
     if before[:1] not in (":", "/"):
         return []
     name, space, rest = before[1:].partition(" ")
     if not space:
-        return [
-            (before[0] + one, len(before), command.about)
-            for one, command in sorted(COMMANDS.items())
-            if one.startswith(name)
-        ]
+        matching = ((one, command) for one, command in sorted(COMMANDS.items()) if one.startswith(name))
+        return [(before[0] + one, len(before), command.about) for one, command in matching]
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
         return []
     start = rest.rpartition("/")[2] if command.kind == "file" else rest
-    found = (one for one in _arguments(session, command.kind, rest) if one.startswith(start))
-    return [(one, len(start), "") for one in list(found)[:MOST_COMPLETIONS]]
+    matches = [one for one in _arguments(session, command.kind, rest) if one.startswith(start)]
+    return [(one, len(start), "") for one in matches[:MAX_COMPLETIONS]]
 
 
 def _arguments(session: Session, kind: str, rest: str) -> Iterable[str]:
-    """All arguments of this kind; for files, the ones in the folder of what was typed."""
+    """All arguments of this kind; for files, those in the folder that was typed."""
     match kind:
         case "file":
             folder, slash, start = rest.rpartition("/")
@@ -304,10 +367,10 @@ def _arguments(session: Session, kind: str, rest: str) -> Iterable[str]:
                 inside = sorted((session.folder / Path(folder + slash).expanduser()).iterdir())
             except OSError:
                 return []
-            named = (one.name + "/" * one.is_dir() for one in inside)
-            return [one for one in named if start or not one.startswith(".")]
+            names = (one.name + "/" * one.is_dir() for one in inside)
+            return [name for name in names if start or not name.startswith(".")]
         case "backend":
-            return [name for name in BACKENDS.names() if name != "endpoint"]
+            return backend_names()
         case "name":
             return [name for name in sorted(session.names) if rest or not name.startswith("_")]
         case _:

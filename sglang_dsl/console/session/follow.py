@@ -1,155 +1,96 @@
-"""While a cell runs: what its state says, told to a View as it comes. Knows no terminal."""
+"""While a cell runs, a thread reports its state to a View. Knows no terminal."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
-from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.execution.standing import Standing
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 
-LOOK_S = 0.05
-"""How long it waits for a piece before it looks at the forks, which tell nobody."""
+POLL_S = 0.05
+"""How often forks are polled: unlike the state itself, they do not notify of new pieces."""
+
+Look: TypeAlias = Callable[[Callable[[], None]], None]
+"""Reports the state, and then calls its argument before it is reported again."""
+ForkTexts: TypeAlias = Mapping[tuple[int, ...], tuple[str, ...]]
 
 
-class Look(Protocol):
-    """Tell what there is by now; then do what is given, before more is told."""
+class View:
+    """Shows a cell; what a subclass does not override is not shown."""
 
-    def __call__(self, then: Callable[[], None] = ...) -> None: ...
+    def begin(self, look: Look) -> None:
+        """A cell begins. Code that is about to print something does it inside `look`."""
 
+    def update(self, seen: Snapshot, changed: list[ForkSnapshot]) -> None:
+        """The state by now; `seen.since` is its begin. `changed`: the forks with new text."""
 
-class View(Protocol):
-    """What shows a cell. All but `waits`, `begins` and `over` is called by one thread at a time."""
+    def end(self) -> None:
+        """The cell has ended."""
 
-    def begins(self, look: Look) -> None:
-        """A cell begins; `look` is for whoever is about to print something."""
-
-    def over(self) -> None:
-        """It has ended, and all was told."""
-
-    def opens(self, role: str) -> None:
-        """A turn begins."""
-
-    def says(self, text: str, *, generated: bool) -> None:
-        """A piece of the turn that is open, or of loose text."""
-
-    def ends(self, entry: Transcript) -> None:
-        """A generation has ended, of which all pieces were told."""
-
-    def closes(self) -> None:
-        """The turn is over."""
-
-    def looks(self, seen: Snapshot, forks: list[ForkSnapshot]) -> None:
-        """How it stands: what this cell said, by now, and its forks."""
-
-    def waits(self, what: str | None) -> None:
-        """The cell cannot begin before this is there; None: now it can."""
+    def wait(self, what: str | None) -> None:
+        """The cell waits for this before it begins. None: no longer."""
 
 
 class Follower:
-    """Of one cell, on a thread of its own, between start() and stop(). `look()` tells what there is now;
-    whoever is about to print something calls it before, so that all is shown in order."""
+    """Reports one cell to a view, on a thread of its own between start() and stop()."""
 
-    def __init__(self, standing: Standing, view: View) -> None:
-        self._core, self._view = standing.core, view
-        self._since = self._seen = self._core.so_far()
-        self._text = "".join(piece.text for piece in self._core.output.so_far())
-        self._heard = len(self._core.output.so_far())
-        self._partial = 0
+    def __init__(self, standing: Standing, view: View, forks_before: ForkTexts) -> None:
+        self._standing, self._view, self._forks_before = standing, view, forks_before
+        self._core = standing.core
+        self._since = self._core.so_far()
         self._lock = threading.RLock()
-        self._over = False
+        self._pieces, self._stopped = 0, False
         self._thread = threading.Thread(target=self._follow, name="following a cell", daemon=True)
 
     def start(self) -> None:
-        """Begin to look: at once, and then whenever there is something new."""
-        self._view.begins(self.look)
+        self._view.begin(self.look)
         self.look()
         self._thread.start()
 
     def stop(self) -> None:
-        """Look once more, and no further."""
-        self._over = True
+        """Report the state a last time, and end the thread."""
+        self._stopped = True
         self._core.output.notify()
         self._thread.join()
         self.look()
-        self._view.over()
+        self._view.end()
 
     def _follow(self) -> None:
-        while not self._over:
+        while not self._stopped:
+            self._pieces = len(self._core.output.so_far())
             self.look()
-            self._core.output.wait_for(self._more, LOOK_S)
+            self._core.output.wait_for(self._has_more, POLL_S)
 
-    def _more(self) -> bool:
-        return self._over or len(self._core.output.so_far()) > self._heard
+    def _has_more(self) -> bool:
+        return self._stopped or len(self._core.output.so_far()) > self._pieces
 
     def look(self, then: Callable[[], None] = lambda: None) -> None:
-        """Tell the view what is new."""
+        """Report the state; then call `then` before it is reported again."""
         with self._lock:
-            self._look()
+            seen = self._core.snapshot()
+            # The snapshot of a stopped state has no partial text.
+            partial = self._standing.partial() if self._stopped else seen.partial
+            seen = msgspec.structs.replace(seen, since=self._since, partial=partial)
+            self._view.update(seen, changed_forks(seen.forks, self._forks_before))
             then()
 
-    def _look(self) -> None:
-        # The pieces first: what is constant stands in the transcript before it is a piece, so that pieces
-        # which the transcript does not have are those of the generation under way.
-        pieces = self._core.output.so_far()
-        self._text += "".join(piece.text for piece in pieces[self._heard :])
-        self._heard = len(pieces)
-        said = self._core.so_far()
-        for entry in said.entries(self._seen):
-            self._tell(entry)
-        self._seen = said
-        partial = self._text[said.length :]
-        if len(partial) > self._partial:
-            self._view.says(partial[self._partial :], generated=True)
-            self._partial = len(partial)
-        seen = self._core.snapshot()
-        now = said.say(partial, chosen="") if partial else said
-        forks = list(seen.forks)
-        self._view.looks(msgspec.structs.replace(seen, transcript=now, since=self._since, partial=""), forks)
 
-    def _tell(self, entry: Transcript) -> None:
-        match entry.kind:
-            case "open":
-                self._view.opens(entry.value)
-            case "close":
-                self._view.closes()
-            case "text" if entry.chosen is not None:
-                if rest := entry.value[self._partial :]:
-                    self._view.says(rest, generated=True)
-                self._partial = 0
-                self._view.ends(entry)
-            case _:
-                if entry.plain:
-                    self._view.says(entry.plain, generated=False)
+def branch_text(branch: Snapshot) -> str:
+    """The text of a branch since it was forked, including running generations."""
+    pending = (one.text for one in branch.variables.values() if one.status == "pending")
+    texts = (text for text in pending if isinstance(text, str))
+    return branch.transcript.text(branch.since) + "".join(texts)
 
 
-def content(fork: ForkSnapshot) -> tuple[str, ...]:
-    """What its branches said, to tell whether there is more."""
-    return tuple(said_by(branch) for branch in fork.branches)
+def fork_texts(forks: Iterable[ForkSnapshot]) -> ForkTexts:
+    """The texts of each fork's branches, by the number of its first branch. A join changes neither."""
+    return {fork.branches[0].branch: tuple(map(branch_text, fork.branches)) for fork in forks}
 
 
-def said_by(branch: Snapshot) -> str:
-    """What a branch said since it was forked, what is under way included."""
-    said = branch.transcript.text(branch.since)
-    pending = "".join(
-        one.text for one in branch.variables.values() if one.status == "pending" and isinstance(one.text, str)
-    )
-    return said + pending
-
-
-class News:
-    """Of the forks of a cell: those that say other than at its first look. A fork that is joined is the same
-    as before, if its branches are."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], tuple[str, ...]] | None = None
-
-    def of(self, forks: Sequence[ForkSnapshot]) -> list[ForkSnapshot]:
-        """The first time: none."""
-        if self._known is None:
-            self._known = {fork.branches[0].branch: content(fork) for fork in forks}
-        return [fork for fork in forks if self._known.get(fork.branches[0].branch) != content(fork)]
+def changed_forks(forks: Iterable[ForkSnapshot], before: ForkTexts) -> list[ForkSnapshot]:
+    """The forks whose texts are new or other than `before`."""
+    return [fork for fork in forks if fork_texts([fork]).items() - before.items()]

@@ -1,5 +1,5 @@
-"""Ctrl-C while a session works. It raises KeyboardInterrupt only in code that may be stopped (`stoppable`).
-Everything else, such as taking a cell back, is finished first.
+"""Ctrl-C during a session. KeyboardInterrupt is raised only in code that may be stopped (`stoppable`); any
+other code, such as taking a cell back, finishes first.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-INSISTS = 3
-"""After so many Ctrl-C without an answer it is raised anywhere: what is being finished may hang."""
+FORCED = 3
+"""After this many unanswered Ctrl-C the exception is raised anywhere, as the running code may hang."""
 
-_waiting = 0  # Ctrl-C that nobody has answered yet
+_pending = 0  # Ctrl-C that were not raised yet
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Inside this block, Ctrl-C is raised in stoppable() alone. Does nothing where it is held already, in
-    other threads (they get no signals), and where Ctrl-C is ignored."""
+    """Within this block, Ctrl-C is raised in stoppable() alone. Has no effect in a nested block, in other
+    threads (they get no signals), and if Ctrl-C is ignored."""
     before = signal.getsignal(signal.SIGINT)
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or before is _heard or not callable(before):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before is _on_interrupt or not callable(before):
         yield
         return
-    answered()
-    signal.signal(signal.SIGINT, _heard)
+    clear()
+    signal.signal(signal.SIGINT, _on_interrupt)
     try:
         yield
     finally:
@@ -37,28 +37,26 @@ def held() -> Iterator[None]:
 
 
 def stoppable(work: Callable[[], T]) -> T:
-    """What `work()` returns. Ctrl-C raises KeyboardInterrupt in it, at its start if it came before."""
-    if _waiting:
-        answered()
+    """Returns `work()`. Ctrl-C raises KeyboardInterrupt in it, or before it if it was pressed earlier."""
+    if _pending:
+        clear()
         raise KeyboardInterrupt
     return work()
 
 
-def answered() -> None:
-    """What was interrupted has been stopped."""
-    global _waiting
-    _waiting = 0
+def clear() -> None:
+    """Forget pending Ctrl-C: what they interrupted has been stopped."""
+    global _pending
+    _pending = 0
 
 
-def _heard(number: int, frame: FrameType | None) -> None:
-    global _waiting
-    _waiting += 1
-    while frame is not None:
-        # By its frame, not by a flag: a flag would be wrong for a moment at either end of the work.
-        if frame.f_code is stoppable.__code__:
-            answered()
-            raise KeyboardInterrupt
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    global _pending
+    _pending += 1
+    forced = _pending >= FORCED
+    # The frames are searched, as a flag would be wrong for a moment before and after the work.
+    while not forced and frame is not None and frame.f_code is not stoppable.__code__:
         frame = frame.f_back
-    if _waiting >= INSISTS:
-        answered()
+    if forced or frame is not None:
+        clear()
         raise KeyboardInterrupt

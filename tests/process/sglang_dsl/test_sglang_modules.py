@@ -26,9 +26,10 @@ from runtime.protocol import server_names
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.server_names import IDLE
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion
-from sglang_dsl.console.server_options import flags_of, own_flags, own_options
+from sglang_dsl.console.server_options import runtime_options
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object, regex_of_schema
+from sglang_dsl.launch_server import flags_of, runtime_flags
 from sglang_dsl.sglang_modules import MODULES
 from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
 from tests.exploring import tries
@@ -267,18 +268,18 @@ def test_the_regex_takes_what_the_schema_describes(case: tuple[dict[str, Any], A
 
 def test_options_of_its_server() -> None:
     given = {"tp_size": 1, "trust_remote_code": True, "mem_fraction_static": 0.5, "disable_radix_cache": True}
-    assert own_options({**given, "page_size": 2}) == {
+    assert runtime_options({**given, "page_size": 2}) == {
         "tp_size": 1, "memory_fraction": 0.5, "radix_cache": False, "page_size": 2,
     }  # fmt: skip
     with pytest.raises(Unsupported, match="pp_size=2"):
-        own_options({"pp_size": 2})
+        runtime_options({"pp_size": 2})
     with pytest.raises(Unsupported, match="pp_size=2"):
         sgl.Runtime(model_path="pocket", pp_size=2)
 
 
 def test_flags_of_its_server() -> None:
     words = ["--model-path", "pocket", "--tp=1", "--disable-radix-cache", "--mem-fraction-static", "0.4"]
-    assert own_flags([*words, "--trust-remote-code", "--page-size", "4"]) == [
+    assert runtime_flags([*words, "--trust-remote-code", "--page-size", "4"]) == [
         "--model-path", "pocket", "--page-size", "4", "--tp-size", "1", "--no-radix-cache",
         "--memory-fraction", "0.4",
     ]  # fmt: skip
@@ -335,7 +336,7 @@ COMMANDS = {
 def test_a_command_line_of_its_server_is_taken(said: str) -> None:
     wanted, idle = COMMANDS[said]
     told: list[str] = []
-    made = own_flags(flags_of(f"python3 -m sglang.launch_server \\\n  {said}"), told.append)
+    made = runtime_flags(flags_of(f"python3 -m sglang.launch_server \\\n  {said}"), told.append)
     assert sorted(" ".join(made).split()) == sorted(wanted.split())
     assert told == ([f"without effect on the bundled runtime: {idle}"] if idle else [])
     known = [word for word in made if word.startswith("--") and word != "--no-such-flag"]
@@ -352,7 +353,7 @@ def test_a_command_in_several_lines_is_one_command() -> None:
 
 
 def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine() -> None:
-    for make in (own_options, server_names.own_options):
+    for make in (runtime_options, server_names.own_options):
         with pytest.warns(UserWarning, match="without effect.*attention_backend=fa3, cuda_graph_bs=8"):
             assert make({"attention_backend": "fa3", "cuda_graph_bs": 8, "page_size": 2}) == {"page_size": 2}
         assert make({"attention_backend": None, "log_requests": False}) == {}
@@ -362,10 +363,10 @@ def test_what_changes_answers_is_refused_by_a_runtime_and_an_engine_and_named_by
     with pytest.raises(NotSupported, match="modelopt_quant"):
         server_names.own_options({"modelopt_quant": "fp8"})
     with pytest.raises(Unsupported, match="json_model_override_args"):
-        own_options({"json_model_override_args": '{"rope_theta": 1}'})
-    assert own_options({"modelopt_quant": None, "json_model_override_args": "{}"}) == {}
+        runtime_options({"json_model_override_args": '{"rope_theta": 1}'})
+    assert runtime_options({"modelopt_quant": None, "json_model_override_args": "{}"}) == {}
     told: list[str] = []
-    assert own_flags(["--modelopt-quant", "a", "b", "--port", "1"], told.append) == ["--port", "1"]
+    assert runtime_flags(["--modelopt-quant", "a", "b", "--port", "1"], told.append) == ["--port", "1"]
     assert told == ["without effect on the bundled runtime: modelopt_quant=a b"]
 
 
@@ -403,12 +404,12 @@ def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.Cap
 
 def test_the_tokenizer_may_be_named_where_it_is_the_checkpoints() -> None:
     given = {"tokenizer_path": "pocket", "random_seed": 3, "disable_overlap_schedule": True}
-    assert own_options(given, "pocket") == {"seed": 3, "overlap": False}
-    assert own_options({"tokenizer_path": None, "revision": None}) == {}
+    assert runtime_options(given, "pocket") == {"seed": 3, "overlap": False}
+    assert runtime_options({"tokenizer_path": None, "revision": None}) == {}
     for words in (["--model-path", "pocket"], ["--model=pocket"]):
-        assert own_flags([*words, "--tokenizer-path", "pocket"]) == words
+        assert runtime_flags([*words, "--tokenizer-path", "pocket"]) == words
         with pytest.raises(Unsupported, match="put its files there"):
-            own_flags([*words, "--tokenizer-path", "other"])
+            runtime_flags([*words, "--tokenizer-path", "other"])
     with pytest.raises(Unsupported, match="put its files there"):
         sgl.Runtime(model_path="pocket", tokenizer_path="other")
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Backend, Call, Completion, Delta
+from sglang_dsl.console.backend_flag import BackendChoice, Opening
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.front.terminal import Loop
 from sglang_dsl.console.session.interrupts import held, stoppable
-from sglang_dsl.console.session.opening import Opening, Place
 from sglang_dsl.console.session.session import Session
 from sglang_dsl.errors import ProgramCancelled
 
@@ -70,24 +70,21 @@ class Hanging(sgl.MockBackend):
         await self._hang()
 
 
-class Lines:
-    def __init__(self, *lines: str) -> None:
-        self._lines = iter(lines)
-
-    def read(self) -> str:
-        line = next(self._lines, None)
-        if line is None:
-            raise EOFError
-        return line
-
-
 def typed(session: Session, *lines: str) -> str:
     """What a prompt shows that is given these lines, and then the end of input."""
     out = io.StringIO()
     screen = Screen(Console(file=out, width=200), chat=False)
+    left = iter(lines)
+
+    def read() -> str:
+        line = next(left, None)
+        if line is None:
+            raise EOFError
+        return line
+
     before, sys.stdout = sys.stdout, out
     try:
-        ended = Loop(session, screen, Lines(*lines), chat=False, stays=True).run()
+        ended = Loop(session, screen, chat=False, stays=True).run(read)
     finally:
         sys.stdout = before
     assert ended == 0, out.getvalue()
@@ -121,7 +118,7 @@ def until(true: Callable[[], object]) -> None:
 )
 def test_what_asks_the_model_is_stopped(cell: str) -> None:
     backend = Hanging()
-    session = Session(Opening.of(Place("mock"), backend))
+    session = Session(Opening.of(BackendChoice("mock"), backend))
     shown = typed(session, PROGRAM, cell, "print('still', 'here')", "s += 'on'")
     assert "stopped" in shown
     assert "still here" in shown
@@ -133,7 +130,7 @@ def test_what_asks_the_model_is_stopped(cell: str) -> None:
 
 def test_programs_of_earlier_cells_are_stopped_too_and_can_go_on() -> None:
     backend = Hanging()
-    session = Session(Opening.of(Place("mock"), backend))
+    session = Session(Opening.of(BackendChoice("mock"), backend))
     typed(session, PROGRAM, "x = f('Q')", "import time; time.sleep(3600)")
     until(lambda: not backend.open)
     with pytest.raises(ProgramCancelled):
@@ -155,7 +152,9 @@ def test_a_function_that_blocks_is_left(tool: bool) -> None:
         return "late"
 
     calls = Completion(("",), {"tool_calls": [{"id": "1", "name": "block", "arguments": "{}"}]})
-    session = Session(Opening.of(Place("mock"), sgl.MockBackend([calls, "ok"])), names={"block": block})
+    session = Session(
+        Opening.of(BackendChoice("mock"), sgl.MockBackend([calls, "ok"])), names={"block": block}
+    )
     loop = "s += tools([block]) + user('Q')\nwith s.tool_loop():\n    s += assistant(gen('a'))"
     shown = typed(session, loop if tool else "block()", "1 + 1")
     release.set()
@@ -167,13 +166,13 @@ def test_a_function_that_blocks_is_left(tool: bool) -> None:
 def test_a_model_that_still_loads_is_not_waited_for() -> None:
     release = threading.Event()
 
-    class Slow(Place):
+    class Slow(BackendChoice):
         def open(self) -> Backend:
             release.wait(FOREVER_S)
             return sgl.MockBackend()
 
     class Watching(Screen):
-        def waits(self, what: str | None) -> None:
+        def wait(self, what: str | None) -> None:
             if what is not None:
                 press()
 

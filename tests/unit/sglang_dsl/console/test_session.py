@@ -22,10 +22,10 @@ from rich.console import Console
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend
 from sglang_dsl.backends.base import Call
+from sglang_dsl.console.backend_flag import BackendChoice, Opening
 from sglang_dsl.console.front.prompt import complete
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.session import commands
-from sglang_dsl.console.session.opening import Opening, Place
 from sglang_dsl.console.session.session import Session
 from sglang_dsl.errors import BadProgram
 
@@ -44,7 +44,7 @@ def mock() -> MockBackend:
 
 @pytest.fixture
 def session(mock: MockBackend, folder: Path) -> Iterator[Session]:
-    made = Session(Opening.of(Place("mock"), mock), folder=folder)
+    made = Session(Opening.of(BackendChoice("mock"), mock), folder=folder)
     yield made
     made.close()
     assert sgl.global_config.default_backend is None
@@ -149,12 +149,12 @@ def test_of_a_stopped_answer_stays_what_came(folder: Path) -> None:
         return "a b c d e f " * 200
 
     mock = MockBackend(reply, split=2, chunk_delay_s=0.01)
-    session = Session(Opening.of(Place("mock"), mock), folder=folder)
+    session = Session(Opening.of(BackendChoice("mock"), mock), folder=folder)
     session.run('s["kept"] = 1')
 
     class Watching(Screen):
-        def says(self, text: str, *, generated: bool) -> None:
-            if generated and not reached.is_set():
+        def update(self, seen: Any, changed: Any) -> None:
+            if seen.partial and not reached.is_set():
                 reached.set()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -182,7 +182,7 @@ def test_files(session: Session, folder: Path, mock: MockBackend) -> None:
     told(session, "load talk.json")
     assert said(session) == ["Be kind.", "Q", "one"]
     assert session.state["pair"] == {"a": [1, None]}
-    other = Session(Opening.of(Place("mock"), mock), folder=folder)
+    other = Session(Opening.of(BackendChoice("mock"), mock), folder=folder)
     before = len(mock.calls)
     told(other, "load talk.json")
     assert len(mock.calls) == before  # nothing was run
@@ -217,7 +217,7 @@ def test_a_program_says_what_the_session_said(session: Session, folder: Path) ->
     session.undo()
     session.run('s += system("""Two\n  lines""")\nfor land in lands:\n    s += user(f"{land}, {sqrt(4)}?")')
     session.run('s += assistant(gen("x", max_tokens=5))')
-    session.set_words({"temperature": 0.5})
+    session.set_defaults({"temperature": 0.5})
     assert told(session, "export talk.py").startswith("a program")
     text = (folder / "talk.py").read_text()
     assert "lost" not in text
@@ -240,20 +240,20 @@ def test_a_program_says_what_the_session_said(session: Session, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("place", "line"),
+    ("choice", "line"),
     [
-        (Place(), "EngineBackend('pocket')"),
-        (Place("engine", "/m"), "EngineBackend('/m')"),
-        (Place("mock"), "MockBackend()"),
-        (Place("openai", "gpt"), "OpenAI('gpt')"),
+        (BackendChoice(), "EngineBackend('pocket')"),
+        (BackendChoice("engine", "/m"), "EngineBackend('/m')"),
+        (BackendChoice("mock"), "MockBackend()"),
+        (BackendChoice("openai", "gpt"), "OpenAI('gpt')"),
         (
-            Place("http://localhost:3"),
+            BackendChoice("http://localhost:3"),
             "RuntimeEndpoint('http://localhost:3', os.environ.get('SGLANG_DSL_API_KEY'))",
         ),
     ],
 )
-def test_a_program_opens_its_backend(place: Place, line: str) -> None:
-    imports, made = place.source()
+def test_a_program_opens_its_backend(choice: BackendChoice, line: str) -> None:
+    imports, made = choice.source()
     assert made == line
     ast.parse(made)
     exec(imports, {})
@@ -316,7 +316,7 @@ def test_what_commands_show(session: Session) -> None:
 
 def test_what_a_model_says_is_no_command_to_the_terminal(folder: Path) -> None:
     session = Session(
-        Opening.of(Place("mock"), MockBackend(["\x1b]0;title\x07 [red]x\x9b2J"])), folder=folder
+        Opening.of(BackendChoice("mock"), MockBackend(["\x1b]0;title\x07 [red]x\x9b2J"])), folder=folder
     )
     out = io.StringIO()
     screen = Screen(Console(file=out, force_terminal=True, width=60, color_system=None))

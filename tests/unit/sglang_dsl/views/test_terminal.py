@@ -6,6 +6,7 @@ import io
 import json
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from rich.console import Console
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, Program, gen, select
 from sglang_dsl.__main__ import main
-from sglang_dsl.console.front.terminal import converse
-from sglang_dsl.views.terminal import kept_by, render, show
+from sglang_dsl.console.backend_flag import BackendChoice, Opening
+from sglang_dsl.console.front.screen import Screen
+from sglang_dsl.console.front.terminal import Loop
+from sglang_dsl.console.session import commands
+from sglang_dsl.console.session.session import Session
+from sglang_dsl.views.terminal import constraint_report, render, show
 
 SOURCE = """
 from sglang_dsl import assistant, function, gen, user
@@ -133,11 +138,27 @@ def test_trace_prints_the_tree_or_json(file: Path, capsys: pytest.CaptureFixture
     assert Program.from_dict(json.loads(capsys.readouterr().out)).name == "ask"
 
 
+def converse(
+    backend: MockBackend,
+    ask: Callable[[str], str],
+    out: io.StringIO,
+    *,
+    system: str | None = None,
+    **form: Any,
+) -> int:
+    """A chat that stays on `backend`; its exit code."""
+    session = Session(Opening.of(BackendChoice("mock"), backend))
+    if system is not None:
+        commands.call(session, f"system {system}")
+    screen = Screen(Console(file=out), chat=True)
+    return Loop(session, screen, chat=True, stays=False, form=form).run(lambda: ask("> "))
+
+
 def test_a_conversation_goes_on_until_the_user_leaves(capsys: pytest.CaptureFixture[str]) -> None:
     said = iter(["hello", "and?", "/quit"])
     mock = MockBackend(["Hi there.", "Nothing."], split=3)
     out = io.StringIO()
-    assert converse(mock, system="Be nice.", ask=lambda prompt: next(said), out=out) == 0
+    assert converse(mock, lambda prompt: next(said), out, system="Be nice.") == 0
     assert "Hi there.\nNothing.\n" in out.getvalue()
     assert [m.content for m in mock.calls[1].prompt.messages] == [
         "Be nice.",
@@ -147,13 +168,13 @@ def test_a_conversation_goes_on_until_the_user_leaves(capsys: pytest.CaptureFixt
         "",
     ]
     failing = MockBackend(errors={0: OSError("down")})
-    assert converse(failing, ask=lambda prompt: "x", out=out) == 1
+    assert converse(failing, lambda prompt: "x", out) == 1
     assert "down" in capsys.readouterr().err
 
     def end(prompt: str) -> str:
         raise EOFError
 
-    assert converse(mock, ask=end, out=out) == 0
+    assert converse(mock, end, out) == 0
 
 
 def test_a_refused_message_is_forgotten_and_an_empty_line_is_nothing(
@@ -163,7 +184,7 @@ def test_a_refused_message_is_forgotten_and_an_empty_line_is_nothing(
     mock = MockBackend(["one", "two", "three"], errors={1: too_long})
     asked = iter(["a", "", "  ", "b", "c", "/new", "d", "/exit"])
     out = io.StringIO()
-    assert converse(mock, ask=lambda prompt: next(asked), out=out) == 0
+    assert converse(mock, lambda prompt: next(asked), out) == 0
     assert capsys.readouterr().err == "\nrefused: the prompt has 9 tokens\n  shorten it\n"
     prompts = [[m.content for m in call.prompt.messages] for call in mock.calls]
     assert prompts == [["a", ""], ["a", "one", "b", ""], ["a", "one", "c", ""], ["d", ""]]
@@ -181,7 +202,10 @@ def test_the_picture_says_who_kept_what() -> None:
     core: Any = state.core
     core.run.ledger.records()[1].meta["grammar"] = told
     assert "constraint" in printed(state)
-    assert kept_by({"grammar": told}) == "llguidance; checked by a validator: not at #/x; 2 steps taken back"
+    assert (
+        constraint_report({"grammar": told})
+        == "llguidance; checked by a validator: not at #/x; 2 steps taken back"
+    )
 
 
 def test_chat_keeps_answers_to_a_form(
@@ -201,9 +225,7 @@ def test_chat_keeps_answers_to_a_form(
 
 def test_a_constraint_that_cannot_be_kept_is_told_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     asked = iter(["hello"])
-    code = converse(
-        MockBackend(), form={"ebnf": 'root ::= "a"'}, ask=lambda _: next(asked), out=io.StringIO()
-    )
+    code = converse(MockBackend(), lambda _: next(asked), io.StringIO(), ebnf='root ::= "a"')
     assert code == 1
     told = capsys.readouterr().err
     assert "Unsupported: the mock backend cannot make up text for ebnf\n  script the reply" in told
