@@ -17,8 +17,7 @@ from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl.backends import as_backend
 from sglang_dsl.errors import BadProgram, NoBackend
-from sglang_dsl.errors.source import Discarded
-from sglang_dsl.errors.tracebacks import exposed
+from sglang_dsl.errors.tracebacks import Discarded, exposed
 from sglang_dsl.frontend.generation import gen as gen
 from sglang_dsl.frontend.generation import gen_int as gen_int
 from sglang_dsl.frontend.generation import gen_string as gen_string

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Signal, Until
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.conversation.transcript import Made, Transcript
-from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core

@@ -1,4 +1,5 @@
-"""The one background event loop, and the bounded threads for ordinary functions. Knows no programs.
+"""The one background event loop, deadlines of its tasks, how those who wait for it are woken, and the bounded
+threads for ordinary functions. Knows no programs.
 
 Every running program of the process is a coroutine on this loop: never a thread per state or per fork.
 Threads are only for user functions that must run beside their caller (stream, run_batch), and their number is
@@ -20,11 +21,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from sglang_dsl.concurrency.deadlines import Deadlines
 from sglang_dsl.concurrency.threads import Threads
-from sglang_dsl.concurrency.turns import Inbox, Turns
 from sglang_dsl.errors import SglError
 from sglang_dsl.settings import global_config
 
@@ -38,15 +37,186 @@ T = TypeVar("T")
 _START = threading.Lock()
 _DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("sglang_dsl_thread_depth", default=0)
 _CLOSE_S = 5.0
+PATIENCE_S = 5e-3
+"""How long one thread may keep its turn while others wait for theirs."""
+LONGEST_S = 2e-2
+"""How long the loop rests for one chain of turns, at most."""
+APART_S = 0.1
+"""After a chain that was broken, threads are woken at once for so long."""
+_SHORTEST_S = 1e-3
 LOOK_S = 0.5
 """How long the main thread waits at a time: an interrupt that comes in the moment between its last look for
 signals and the wait is seen only after the wait."""
 
 
-class Closable(Protocol):
-    """What holds connections of the loop that it is used on."""
+# -- deadlines -----------------------------------------------------------------------------------------------
 
-    async def aclose(self) -> None: ...
+
+class Deadline:
+    """Of the task that began it. `expired`: it has passed, and the task was cancelled for it."""
+
+    __slots__ = ("_before", "_due", "expired", "task")
+
+    def __init__(self, task: asyncio.Task[Any] | None, due: set[Deadline]) -> None:
+        assert task is not None
+        self.task, self._due, self.expired = task, due, False
+        self._before = task.cancelling()
+        due.add(self)
+
+    def end(self, error: BaseException | None) -> bool:
+        """The work has ended, with `error` or without. Whether that error is this deadline's doing and nobody
+        else's; the task then counts as not cancelled."""
+        self._due.discard(self)
+        if not self.expired:
+            return False
+        return self.task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
+
+
+class Deadlines:
+    """Of one loop; used on its thread. `running`: what tells the task that runs on it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        running: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None] = asyncio.current_task,
+    ) -> None:
+        self._loop, self._running = loop, running
+        self._due: dict[float, set[Deadline]] = {}
+
+    def begin(self, limit_s: float) -> Deadline:
+        """The calling task is cancelled in `limit_s` seconds, unless the deadline has ended by then."""
+        grain = _grain(limit_s)
+        when = math.ceil((self._loop.time() + limit_s) / grain) * grain
+        due = self._due.get(when)
+        if due is None:
+            due = self._due[when] = set()
+            self._loop.call_at(when, self._pass, when)
+        return Deadline(self._running(self._loop), due)
+
+    def _pass(self, when: float) -> None:
+        for deadline in self._due.pop(when):
+            deadline.expired = True
+            deadline.task.cancel()
+
+
+@functools.lru_cache(maxsize=64)
+def _grain(limit_s: float) -> float:
+    """A power of 2, between a 128th and a 64th of the limit."""
+    return math.ldexp(1.0, math.frexp(max(limit_s, _SHORTEST_S))[1] - 7)
+
+
+# -- turns ---------------------------------------------------------------------------------------------------
+
+
+class Inbox:
+    """Coroutines of one loop that are to be woken. To wake a loop takes longer than to wake a coroutine:
+    those that come meanwhile are woken with the first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Not kept alive by its own inbox.
+        self._loop = weakref.ref(loop)
+        self._to_wake: deque[asyncio.Future[None]] = deque()
+        self._coming = False
+
+    def put(self, waiting: asyncio.Future[None]) -> None:
+        """Let what awaits `waiting` go on. From any thread."""
+        loop = self._loop()
+        if loop is None:
+            return
+        if asyncio._get_running_loop() is loop:
+            _let_go(waiting)
+            return
+        self._to_wake.append(waiting)
+        if not self._coming:
+            self._coming = True
+            with contextlib.suppress(RuntimeError):  # that loop was closed, and its coroutines with it
+                loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._coming = False  # first: what comes from now on wakes the loop again
+        while self._to_wake:
+            _let_go(self._to_wake.popleft())
+
+
+def _let_go(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+class Turns:
+    """Of one loop. `resume`: called on it when a chain has ended."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, resume: Callable[[], None]) -> None:
+        self._loop, self._resume = loop, resume
+        self._lock = threading.Lock()
+        # Threads to be woken, each with the lock that it waits for. Filled by the loop alone.
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._holder = 0  # the thread whose turn it is; 0: nobody's, the loop runs
+        self._passed = 0
+        self._ended = threading.Lock()  # what the loop waits for
+        self._ended.acquire()
+        self._planned = False
+        self._not_before = 0.0
+
+    @property
+    def mine(self) -> bool:
+        """Whether it is the calling thread's turn: the loop will look at what it has done when the chain
+        ends, and need not be woken."""
+        return self._holder == threading.get_ident()
+
+    def add(self, thread: int, woken: threading.Lock) -> None:
+        """`thread` waits for `woken` and may go on, when its turn comes. Called on the loop."""
+        self._waiting.append((thread, woken))
+        if not self._planned:
+            self._planned = True
+            self._loop.call_soon(self._begin)
+
+    def pass_on(self) -> None:
+        """The calling thread is about to wait, or has nothing to do: the next one's turn, if this was its."""
+        if self._holder != threading.get_ident():
+            return
+        with self._lock:
+            if self._holder != threading.get_ident():
+                return  # it took too long
+            self._passed += 1
+            self._holder, woken = self._waiting.popleft() if self._waiting else (0, self._ended)
+        # Last, so that this thread has given up the interpreter when that one asks for it.
+        woken.release()
+
+    def _begin(self) -> None:
+        """The round has ended in which threads were added: theirs begins. On the loop."""
+        self._planned = False
+        with self._lock:
+            if len(self._waiting) == 1 or time.monotonic() < self._not_before:
+                self._wake_all()
+                return
+            self._holder, woken = self._waiting.popleft()
+            woken.release()
+        self._rest()
+        self._resume()
+
+    def _rest(self) -> None:
+        """Until the chain has ended, or somebody has kept his turn for too long."""
+        passed, until = -1, time.monotonic() + LONGEST_S
+        while not self._ended.acquire(timeout=PATIENCE_S):
+            with self._lock:
+                if not self._holder:  # it ended just now
+                    self._ended.acquire()
+                    return
+                if passed == self._passed or time.monotonic() > until:
+                    self._holder = 0
+                    self._not_before = time.monotonic() + APART_S
+                    self._wake_all()
+                    return
+                passed = self._passed
+
+    def _wake_all(self) -> None:
+        """The lock is held."""
+        while self._waiting:
+            self._waiting.popleft()[1].release()
+
+
+# -- the loop ------------------------------------------------------------------------------------------------
 
 
 class LoopThread:
@@ -132,8 +302,8 @@ class LoopThread:
             self._inboxes[loop] = weakref.ref(found)
         return found
 
-    def close_with(self, thing: Closable) -> None:
-        """Close `thing` before the loop ends. Called on the loop's thread; `thing` is not kept alive."""
+    def close_with(self, thing: Any) -> None:
+        """Await `thing.aclose()` before the loop ends. Called on the loop's thread; holds it weakly."""
         self._closables.add(thing)
 
     def call(self, action: Callable[[], object]) -> None:

@@ -1,9 +1,15 @@
 """Waiting for what another thread or the event loop produces, by threads and coroutines alike.
 
-    Signal      wakes whoever waits for a condition
+    Signal      wakes the threads and coroutines that wait for a condition
     Stream      append-only pieces with an end; every reader has its own cursor
 
-Knows no nodes and no backends.
+Code that waits is written once for callers of both kinds, as a coroutine with an argument `until`:
+
+    await core.settled(awaiting)            gives way to the caller's event loop meanwhile
+    run_here(core.settled(blocking))        blocks the caller's thread, and never gives way
+
+run_here() needs no event loop: a hop to the language's own and back would cost more than most reads. Knows no
+nodes and no backends.
 """
 
 from __future__ import annotations
@@ -13,14 +19,20 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from inspect import isawaitable
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from sglang_dsl.concurrency.loop import LOOK_S, LoopThread, background
 from sglang_dsl.concurrency.threads import Worker
-from sglang_dsl.errors import SglError
+from sglang_dsl.errors import BadProgram, SglError
+
+T = TypeVar("T")
+Until: TypeAlias = "Callable[..., Coroutine[Any, Any, bool]]"
+"""`blocking` or `awaiting`, called with (signal, ready, timeout_s=None): waits until `ready()`, checked again
+when `signal` is notified. Returns whether it came true within `timeout_s` seconds."""
 
 
 def _acquired(lock: threading.Lock, until: float | None) -> bool:
@@ -171,9 +183,7 @@ class Stream(Signal):
         else:
             self.pieces = [Piece(text, meta)]
 
-    async def read(
-        self, end: Callable[[], int | None], until: Callable[..., Coroutine[Any, Any, bool]]
-    ) -> AsyncGenerator[Piece, None]:
+    async def read(self, end: Callable[[], int | None], until: Until) -> AsyncGenerator[Piece, None]:
         """All pieces up to index `end()`, which is None while that is not known; waits by `until`."""
         cursor = 0
         while True:
@@ -186,3 +196,45 @@ class Stream(Signal):
                 yield piece
             if stop is not None and cursor >= stop:
                 return
+
+
+async def blocking(signal: Signal, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    """By blocking the thread."""
+    return signal.wait_for(ready, timeout_s)
+
+
+async def awaiting(signal: Signal, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    """By giving way to the caller's event loop."""
+    if timeout_s is not None:
+        return await signal.wait_for_async(ready, timeout_s)
+    await signal.wait_async(ready)
+    return True
+
+
+def run_here(work: Awaitable[T]) -> T:
+    """What a coroutine gives that waits by `blocking`."""
+    running = cast("Coroutine[Any, Any, T]", work)
+    try:
+        running.send(None)
+    except StopIteration as ended:
+        return cast(T, ended.value)
+    running.close()
+    raise BadProgram("an async function was passed to a blocking method; use the async method")
+
+
+def iterate_here(pieces: AsyncGenerator[T, None]) -> Iterator[T]:
+    """The items of an async generator that waits by `blocking`; closed with this one."""
+    try:
+        while True:
+            try:
+                piece = run_here(anext(pieces))
+            except StopAsyncIteration:
+                return
+            yield piece
+    finally:
+        run_here(pieces.aclose())
+
+
+async def value_of(value: Any) -> Any:
+    """What a user's function gave, awaited where it is a coroutine."""
+    return await value if isawaitable(value) else value

@@ -28,45 +28,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import reprlib
-import traceback
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from sglang_dsl.errors.source import Source, caller
-
-
-class Stack(NamedTuple):
-    """An exception as text, and the places (file, line, function) that it passed, outermost first."""
-
-    error: str
-    places: tuple[tuple[str, int, str], ...]
-
-
-class SglError(Exception):
-    """Base class of the language's errors."""
-
-    stacks: tuple[Stack, ...] = ()
-    """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
-    item_index: int | None = None
-    """Of an error of a batch or of map(): the position of its item, from 0."""
-    item: Any = None
-    """And the item."""
-
-    def full_traceback(self) -> str:
-        """The error and its causes as text, with all frames, including those of the language."""
-        parts = []
-        *causes, own = self.stacks or stacks(self)
-        shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
-        notes = getattr(self, "__notes__", ())
-        for stack in (*causes, Stack("\n".join([headline(self), *notes]), tuple(dict.fromkeys(shown)))):
-            frames = [
-                traceback.FrameSummary(file, line, name, lookup_line=False)
-                for file, line, name in stack.places
-            ]
-            lines = traceback.StackSummary.from_list(frames).format()
-            parts.append("".join(["Traceback (most recent call last):\n", *lines, stack.error, "\n"]))
-        return "\nwhich led to:\n\n".join(parts)
+from sglang_dsl.errors.tracebacks import SglError as SglError
+from sglang_dsl.errors.tracebacks import Source, caller
+from sglang_dsl.errors.tracebacks import Stack as Stack
+from sglang_dsl.errors.tracebacks import headline as headline
+from sglang_dsl.errors.tracebacks import stacks as stacks
 
 
 class BadProgram(SglError, ValueError):
@@ -101,6 +71,8 @@ class ProgramError(SglError):
 
     Fields that are not known are None. `__cause__` is the underlying error.
     """
+
+    shows_cause = True
 
     def __init__(
         self,
@@ -263,28 +235,3 @@ def warn(message: str, src: Source | None = None) -> None:
     src = src or caller()
     place = ("<unknown>", 1) if src is None else (src.file, src.line)
     warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)
-
-
-def stacks(error: BaseException) -> tuple[Stack, ...]:
-    """An exception and its causes, the first cause first. Holds no frames."""
-    found: list[Stack] = []
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:  # causes may go round in a circle
-        seen.add(id(at))
-        found.append(Stack(headline(at), _places(at)))
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-    return tuple(reversed(found))
-
-
-def _places(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    walked = traceback.walk_tb(error.__traceback__)
-    return tuple((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
-
-
-def headline(error: BaseException) -> str:
-    """The exception's type and, if available, its message."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its own __str__ fails
-        return type(error).__name__

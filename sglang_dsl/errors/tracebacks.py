@@ -1,20 +1,24 @@
-"""What is shown of a failure: the user's own lines. Where an exception leaves the language, the frames of the
-language and of what it calls are taken out of its traceback, and of a cause that was raised in there one line
-is left; err.full_traceback() tells the rest. SGLANG_DSL_FULL_TRACEBACK=1 leaves tracebacks as they are.
+"""Where an error comes from and what is shown of it: the user's own lines. Where an exception leaves the
+language, the frames of the language and of what it calls are removed from its traceback, and of a cause that
+was raised in there one line is left; err.full_traceback() has the rest. SGLANG_DSL_FULL_TRACEBACK=1 leaves
+tracebacks as they are.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import opcode
 import os
+import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from types import FunctionType, TracebackType
-from typing import Any, TypeVar, cast
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, NamedTuple, TypeVar, cast
 
 from runtime.protocol import registry
-from sglang_dsl.errors import ProgramError, SglError, stacks
+from runtime.protocol.program import Source as Source
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +38,123 @@ _BENEATH = frozenset(
 _SPECIAL = frozenset({"__aenter__", "__aexit__", "__call__", "__enter__", "__exit__", "__setitem__"})
 
 
+class Stack(NamedTuple):
+    """An exception as text, and the places (file, line, function) that it passed, outermost first."""
+
+    error: str
+    places: tuple[tuple[str, int, str], ...]
+
+
+class SglError(Exception):
+    """Base class of the language's errors."""
+
+    stacks: tuple[Stack, ...] = ()
+    """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
+    item_index: int | None = None
+    """Of an error of a batch or of map(): the position of its item, from 0."""
+    item: Any = None
+    """And the item."""
+    shows_cause = False
+    """Whether a traceback shows the error's cause; else its message says it all."""
+
+    def full_traceback(self) -> str:
+        """The error and its causes as text, with all frames, including those of the language."""
+        parts = []
+        *causes, own = self.stacks or stacks(self)
+        shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
+        notes = getattr(self, "__notes__", ())
+        for stack in (*causes, Stack("\n".join([headline(self), *notes]), tuple(dict.fromkeys(shown)))):
+            frames = [
+                traceback.FrameSummary(file, line, name, lookup_line=False)
+                for file, line, name in stack.places
+            ]
+            lines = traceback.StackSummary.from_list(frames).format()
+            parts.append("".join(["Traceback (most recent call last):\n", *lines, stack.error, "\n"]))
+        return "\nwhich led to:\n\n".join(parts)
+
+
+def stacks(error: BaseException) -> tuple[Stack, ...]:
+    """An exception and its causes, the first cause first. Holds no frames."""
+    found: list[Stack] = []
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:  # causes may go round in a circle
+        seen.add(id(at))
+        found.append(Stack(headline(at), _places(at)))
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return tuple(reversed(found))
+
+
+def _places(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    walked = traceback.walk_tb(error.__traceback__)
+    return tuple((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
+
+
+def headline(error: BaseException) -> str:
+    """The exception's type and, if available, its message."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own __str__ fails
+        return type(error).__name__
+
+
+# -- the user's line -----------------------------------------------------------------------------------------
+
+
+class Discarded(Source):
+    """A call that is a statement: what it returns is not kept."""
+
+    __slots__ = ()
+
+
+def _is_discarded(code: CodeType, at: int) -> bool:
+    """Whether the instruction behind the call at `at` drops its result."""
+    following, at = code.co_code, at + 2
+    while at < len(following) and following[at] == opcode.opmap["CACHE"]:
+        at += 2
+    return at < len(following) and following[at] == opcode.opmap["POP_TOP"]
+
+
+# Programs run the same lines again and again: of each code object, by its address, the places in it that were
+# asked for, by instruction; None for this package's own code. The object is kept, so that nothing else gets
+# its address.
+_CODES: dict[int, tuple[CodeType, dict[int, Source] | None]] = {}
+_MOST_CODES = 4096
+
+
+def _look(code: CodeType) -> tuple[CodeType, dict[int, Source] | None]:
+    """The entry of code that is not known."""
+    file = code.co_filename
+    if len(_CODES) >= _MOST_CODES:
+        _CODES.clear()
+    made = _CODES[id(code)] = (code, None if file.startswith(_PACKAGE) and file != _DEMO else {})
+    return made
+
+
+def caller() -> Source | None:
+    """The user's current line: the innermost frame outside this package. To be called by functions of this
+    package."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        known = _CODES.get(id(code))
+        if known is None:
+            known = _look(code)
+        places = known[1]
+        if places is not None:
+            found = places.get(frame.f_lasti)
+            if found is None:
+                kind = Discarded if _is_discarded(code, frame.f_lasti) else Source
+                found = kind(code.co_filename, frame.f_lineno, code.co_qualname)
+                places[frame.f_lasti] = found
+            return found
+        frame = frame.f_back
+    return None
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
 def trim(error: BaseException) -> None:
     """Of an exception that leaves the language: take out, of it and of what caused it, the frames that are
     not its reader's. To be followed by a bare `raise`, which adds no frame."""
@@ -50,8 +171,10 @@ def trim(error: BaseException) -> None:
         if below.__traceback__ is None:
             # Raised in there: neither are its own causes what a user has written.
             below.__cause__ = None
-            if at.__cause__ is None or (at is error and not isinstance(error, ProgramError)):
-                at.__cause__ = None  # its message says it all
+            if at.__cause__ is None or (
+                at is error and not (isinstance(error, SglError) and error.shows_cause)
+            ):
+                at.__cause__ = None
             return
         at = below
 

@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Signal, Until
+from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Made, Transcript
-from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import (
     InvalidValue,
     ProgramError,

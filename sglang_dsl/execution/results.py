@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from runtime.protocol.registry import Registry
-from sglang_dsl.conversation.usage import COUNTED
+from sglang_dsl.conversation.requests import COUNTED
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.notebook import Page
 

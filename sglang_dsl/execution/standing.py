@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from sglang_dsl.concurrency.waiting import blocking, run_here
+from sglang_dsl.concurrency.streams import blocking, run_here
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.execution.scope import scope_of
 from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor

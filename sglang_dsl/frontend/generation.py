@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, near, warn
-from sglang_dsl.errors.source import Discarded
-from sglang_dsl.errors.tracebacks import exposed, trim
+from sglang_dsl.errors.tracebacks import Discarded, exposed, trim
 from sglang_dsl.interpreter import lower
 from sglang_dsl.ir import Gen, Select, caller
 from sglang_dsl.ir.syntax import added

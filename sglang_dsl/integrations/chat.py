@@ -15,9 +15,8 @@ from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.streams import Piece
-from sglang_dsl.concurrency.waiting import Until, awaiting, blocking, iterate_here, run_here
-from sglang_dsl.conversation.usage import Ledger
+from sglang_dsl.concurrency.streams import Piece, Until, awaiting, blocking, iterate_here, run_here
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
 from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.calls import Calls, Where

@@ -19,10 +19,17 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.concurrency.deadlines import Deadline
-from sglang_dsl.concurrency.loop import background
-from sglang_dsl.conversation.requests import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion, Delta
-from sglang_dsl.conversation.usage import CallRecord, Ledger
+from sglang_dsl.concurrency.loop import Deadline, background
+from sglang_dsl.conversation.requests import (
+    Call,
+    CallRecord,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+    Ledger,
+)
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.interpreter.variables import Mark, Variable
 from sglang_dsl.ir import Node, Source

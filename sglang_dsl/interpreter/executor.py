@@ -12,10 +12,9 @@ from typing import Any
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.streams import Signal, Stream
-from sglang_dsl.concurrency.waiting import Until, blocking, run_here
+from sglang_dsl.concurrency.streams import Signal, Stream, Until, blocking, run_here
+from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, StateClosed, again
 from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core

@@ -18,8 +18,8 @@ import msgspec
 
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.waiting import Until, awaiting
-from sglang_dsl.conversation.usage import Ledger
+from sglang_dsl.concurrency.streams import Until, awaiting
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sglang_dsl.concurrency.streams import Piece, Signal, Stream
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Piece, Signal, Stream, Until
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import MissingVariable, again, near
-from sglang_dsl.errors.source import caller
+from sglang_dsl.errors.tracebacks import caller
 from sglang_dsl.ir.typed import Typed
 from sglang_dsl.views.snapshot import VariableSnapshot
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from runtime.protocol.program import KINDS, Gen, Node, Select, Seq, Source, Text, leaves
 from sglang_dsl.errors import BadProgram, WrongAttribute
-from sglang_dsl.errors.source import Discarded, caller
+from sglang_dsl.errors.tracebacks import Discarded, caller
 
 MOST_KEPT = 16_384
 """Marks that are known at a time; a node that is formatted again keeps its own."""

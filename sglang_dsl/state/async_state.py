@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overloa
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
-from sglang_dsl.concurrency.waiting import awaiting
+from sglang_dsl.concurrency.streams import awaiting
 from sglang_dsl.conversation.requests import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable, WrongAttribute, of_item
 from sglang_dsl.errors.tracebacks import public, trim

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar, overload
 
-from sglang_dsl.concurrency.streams import Piece
-from sglang_dsl.concurrency.waiting import Until, awaiting, value_of
+from sglang_dsl.concurrency.streams import Piece, Until, awaiting, value_of
 from sglang_dsl.errors import BadProgram, ProgramError, WrongAddition, WrongAttribute
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter import lower

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_dsl.concurrency.loop import LOOK_S
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.errors import BadProgram, NoWinner, Timeout, again
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.variables import Mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sglang_dsl.concurrency.waiting import blocking, run_here
+from sglang_dsl.concurrency.streams import blocking, run_here
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.variables import Variable
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
-from sglang_dsl.concurrency.waiting import blocking, iterate_here, run_here
+from sglang_dsl.concurrency.streams import blocking, iterate_here, run_here
 from sglang_dsl.conversation.requests import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable, of_item
 from sglang_dsl.errors.tracebacks import public, trim

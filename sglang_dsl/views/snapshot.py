@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from sglang_dsl.conversation.requests import CallRecord, totals
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import CallRecord, totals
 
 
 class VariableSnapshot(msgspec.Struct, frozen=True, eq=False):

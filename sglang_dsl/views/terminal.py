@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text as RichText
 from rich.tree import Tree
 
-from sglang_dsl.conversation.usage import COUNTED
+from sglang_dsl.conversation.requests import COUNTED
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.views.diagrams import calls_graph, dot, mermaid
 from sglang_dsl.views.outline import Block, Branches, outline

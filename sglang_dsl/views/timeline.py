@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_dsl.conversation.usage import COUNTED, CallRecord, totals
+from sglang_dsl.conversation.requests import COUNTED, CallRecord, totals
 from sglang_dsl.views import style
 
 _COLUMNS = {

@@ -18,7 +18,7 @@ from sglang_dsl.backends.common.chat_choices import ChatChoices, choice_form
 from sglang_dsl.backends.common.prompts import faults
 from sglang_dsl.backends.common.remote import Shaped, form_for, renamed
 from sglang_dsl.backends.common.transport import Limits, Transport, json_body, json_event
-from sglang_dsl.conversation.usage import TokenUsage
+from sglang_dsl.conversation.requests import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
 
 

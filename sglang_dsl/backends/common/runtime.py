@@ -17,7 +17,7 @@ from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
 from sglang_dsl.backends.common.local_tools import calls_tools, held_to_tools, with_calls
 from sglang_dsl.backends.common.native import as_program_error, choices_request, prompt_fields, scores_of
-from sglang_dsl.conversation.usage import TokenUsage
+from sglang_dsl.conversation.requests import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
 
 # Options of a call that are fields of a request.

@@ -19,8 +19,8 @@ from sglang_dsl.console.session import cell as cells
 from sglang_dsl.console.session.follow import Follower, News, View
 from sglang_dsl.console.session.interrupts import answered, held, stoppable
 from sglang_dsl.console.session.opening import Opening, Place, close
+from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import BadProgram, InvalidValue, again
 from sglang_dsl.execution.standing import Standing, generated, moment, settled_variable, without
 from sglang_dsl.function import Options

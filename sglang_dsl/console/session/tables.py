@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sglang_dsl.console.session.session import Session
-from sglang_dsl.conversation.usage import COUNTED, CallRecord, totals
+from sglang_dsl.conversation.requests import COUNTED, CallRecord, totals
 
 SHORT = 60
 CELL = "cell"
