@@ -38,7 +38,7 @@ from sglang_dsl.concurrency.loop import background
 from sglang_dsl.console.backend_flag import add_backend_flags
 from sglang_dsl.console.session.opening import Place
 from sglang_dsl.errors import BadProgram, SglError
-from sglang_dsl.function import RUN_WORDS, SglFunction
+from sglang_dsl.function import RUN_OPTIONS, SglFunction
 from sglang_dsl.launch_server import serve
 from sglang_dsl.views.run_file import RunWriter, write_run
 
@@ -157,7 +157,7 @@ def _where(error: Exception, file: str) -> str:
 def check(program: SglFunction[..., Any], given: dict[str, Any], *, whole: bool = True) -> dict[str, Any]:
     """The arguments, as the program takes them; `whole`: with all that it needs. Raises BadProgram."""
     own = program.signature.parameters
-    rest = {name: value for name, value in given.items() if name in own or name not in RUN_WORDS}
+    rest = {name: value for name, value in given.items() if name in own or name not in RUN_OPTIONS}
     try:
         args, kwargs = program.fill((), rest)
         (program.signature.bind if whole else program.signature.bind_partial)(*args, **kwargs)

@@ -22,7 +22,7 @@ from sglang_dsl.frontend.generation import gen as gen
 from sglang_dsl.frontend.generation import gen_int as gen_int
 from sglang_dsl.frontend.generation import gen_string as gen_string
 from sglang_dsl.frontend.generation import select as select
-from sglang_dsl.interpreter import lower
+from sglang_dsl.interpreter.parameters import no_nodes
 from sglang_dsl.ir import (
     Gen,
     Media,
@@ -205,7 +205,7 @@ def tools(given: object) -> Tools:
 @exposed
 def role(name: str, expr: Node | str | None = None) -> Seq:
     """A turn with any role that the chat template, or the API, supports. Raises BadProgram."""
-    lower.no_nodes("a role's name", name)
+    no_nodes("a role's name", name)
     if name in ("", RAW_ROLE):
         raise BadProgram(f"a role's name must be a string other than {RAW_ROLE!r}; got {name!r}")
     return turn(name, expr)

@@ -29,8 +29,8 @@ from typing import (
 
 from sglang_dsl.errors import BadProgram, near
 from sglang_dsl.errors.tracebacks import exposed, public
-from sglang_dsl.interpreter.options import RUN_WORDS as RUN_WORDS
-from sglang_dsl.interpreter.options import Options as Options
+from sglang_dsl.interpreter.parameters import RUN_OPTIONS as RUN_OPTIONS
+from sglang_dsl.interpreter.parameters import Options as Options
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
@@ -193,22 +193,22 @@ class SglFunction(Signature[P, R]):
     def options(self, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]:
         """A copy of this program with other defaults for the keyword arguments of run (backend, timeout,
         temperature, ...). Raises BadProgram."""
-        if unknown := sorted(set(kwargs) - RUN_WORDS):
-            known, hint = ", ".join(sorted(RUN_WORDS)), near(unknown[0], RUN_WORDS)
+        if unknown := sorted(set(kwargs) - RUN_OPTIONS):
+            known, hint = ", ".join(sorted(RUN_OPTIONS)), near(unknown[0], RUN_OPTIONS)
             raise BadProgram(f"unknown option {', '.join(unknown)}{hint}; known: {known}")
-        options = self._options.with_words(cast("dict[str, Any]", kwargs))
+        options = self._options.updated(cast("dict[str, Any]", kwargs))
         return cast("SglFunction[P, R]", self._copy(options=options))
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Keyword arguments of run, and the function's own. A name that is both is the function's."""
         own = self.signature.parameters
-        words = {k: v for k, v in kwargs.items() if k in RUN_WORDS and k not in own}
+        words = {k: v for k, v in kwargs.items() if k in RUN_OPTIONS and k not in own}
         rest = {k: v for k, v in kwargs.items() if k not in words}
         return self._with_words(words) if words else self._options, rest
 
     def _with_words(self, words: Mapping[str, Any]) -> Options:
         """This program's options, with keyword arguments of run over them. Raises BadProgram."""
-        options = self._options.with_words(words)
+        options = self._options.updated(words)
         if self.is_async and not options.use_thread:
             raise BadProgram(f"{self.name} is async: use_thread=False would block its event loop")
         return options
@@ -248,7 +248,7 @@ class SglFunction(Signature[P, R]):
         if state in kwargs or (args and len(args) > len(own) and state not in _STATES):
             line = f"def {self._func.__name__}({', '.join(['s', state, *own])})"
             return f"; its first parameter is the state, which no caller passes: {line}"
-        return "".join(near(name, [*own, *RUN_WORDS]) for name in kwargs if name not in own)
+        return "".join(near(name, [*own, *RUN_OPTIONS]) for name in kwargs if name not in own)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -422,8 +422,8 @@ class SglFunction(Signature[P, R]):
             raise BadProgram(f'on_error must be "raise" or "return", got {on_error!r}')
         if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
             raise BadProgram(f'num_threads must be "auto" or at least 1, got {num_threads!r}')
-        if unknown := sorted(set(words) - RUN_WORDS):
-            hint = near(unknown[0], [*RUN_WORDS, *_BATCH_WORDS])
+        if unknown := sorted(set(words) - RUN_OPTIONS):
+            hint = near(unknown[0], [*RUN_OPTIONS, *_BATCH_WORDS])
             raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}{hint}")
         if isinstance(items, str | Mapping):
             raise BadProgram("run_batch takes a list of items, one per run: run_batch([item, ...])")

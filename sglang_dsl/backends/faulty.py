@@ -223,5 +223,5 @@ def _described(said: Call | ChoiceCall | Prompt) -> Any:
     """What a call says, as plain data."""
     if isinstance(said, Prompt):
         return msgspec.to_builtins(said.messages)
-    rest = [getattr(said, name) for name in said.__struct_fields__ if name != "prompt"]
+    rest = [getattr(said, name) for name in said.__struct_fields__ if name not in ("prompt", "peeks")]
     return [_described(said.prompt), *(repr(one) for one in rest)]

@@ -210,7 +210,7 @@ class _Walk:
         for node in body.nodes:
             match node:
                 case Gen():
-                    call = lower(node, self._defaults).template
+                    call = lower(node, self._defaults)
                     most = call.sampling.max_new_tokens
                     tries = 1 + (node.retries or 0)
                     steps.append(self._step("gen", node, branch, at, 0, most * call.n * tries))

@@ -29,7 +29,7 @@ def constraints_of(nodes: Iterable[Node], defaults: Sampling) -> tuple[Constrain
     for node in nodes:
         if isinstance(node, Gen):
             try:
-                constraint = lower(node, defaults).template.constraint
+                constraint = lower(node, defaults).constraint
             except BadProgram:
                 continue  # told where it runs
             if constraint is not None:

@@ -36,7 +36,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 class Call(msgspec.Struct, frozen=True, gc=False):
     """One generation. `timeout` in seconds. Where the prompt has tools, `tool_choice` is "auto", "none"
     (they are shown and not called), "required" or "=NAME", and without `parallel_tools` a reply has at most
-    one call."""
+    one call. `peeks`: one token is computed for its log-probabilities, and is no part of the text."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -49,6 +49,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     timeout: float | None = None
     tool_choice: str = "auto"
     parallel_tools: bool = True
+    peeks: bool = False
 
     @property
     def wants_logprobs(self) -> bool:

@@ -9,7 +9,7 @@ from runtime.protocol.registry import Registry
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.execution.results import Batch, Items
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 
 
 @runtime_checkable

@@ -44,7 +44,7 @@ from sglang_dsl.execution.scope import (
     with_batch_budget,
 )
 from sglang_dsl.interpreter.executor import Executor
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
 from sglang_dsl.interpreter.variables import Mark
 from sglang_dsl.settings import global_config

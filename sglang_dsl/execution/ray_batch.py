@@ -29,7 +29,7 @@ from sglang_dsl.execution.finished import PackedRun, unpack
 from sglang_dsl.execution.launch import batch_of
 from sglang_dsl.execution.ray_data import RayData
 from sglang_dsl.execution.ray_worker import Keeper, Work, Worker
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.settings import global_config
 

@@ -13,7 +13,7 @@ from runtime.protocol.ray_cluster import connect
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram
 from sglang_dsl.execution.scope import SCOPE
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

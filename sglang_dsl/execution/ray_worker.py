@@ -29,7 +29,7 @@ from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
 from sglang_dsl.execution.launch import run_items
 from sglang_dsl.execution.scope import Scope
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.ir import Sampling
 

@@ -21,7 +21,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.compiler.follow import following
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import CallLog, records
 from sglang_dsl.interpreter.run import RunInfo
 from sglang_dsl.ir import Sampling

@@ -90,7 +90,7 @@ class Words(TypedDict, total=False):
     timeout: float | None
 
 
-class TypedWords(Words, total=False):
+class TypedArguments(Words, total=False):
     """And those that go with a type."""
 
     retries: int | None

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.structs import replace
+
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
@@ -18,15 +20,16 @@ from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Piece, Until, awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
-from sglang_dsl.interpreter import lower
+from sglang_dsl.interpreter import parameters
 from sglang_dsl.interpreter.calls import Calls, Where
+from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.interpreter.variables import Variable
-from sglang_dsl.ir import Gen, Sampling
+from sglang_dsl.ir import Gen
 from sglang_dsl.settings import global_config
 
 FORMS = ("regex", "json_schema", "ebnf", "structural_tag")
 """Keyword arguments that say what a reply must match; at most one of them."""
-SAMPLING = frozenset(lower.WORDS) - {"n"}
+SAMPLING = frozenset(parameters.PARAMETERS) - {"n"}
 _PARTS = ("text", "image_url", "video_url", "audio_url")
 
 
@@ -36,7 +39,7 @@ class Chat:
 
     def __init__(self, name: str, backend: Any = None, timeout: float | None = None, **words: Any) -> None:
         self.name, self._given = name, backend
-        self.timeout = lower.timeout(timeout)
+        self.timeout = parameters.timeout(timeout)
         self.words = {word: value for word, value in words.items() if value is not None}
         self.node()  # a wrong argument is told here
 
@@ -64,8 +67,8 @@ class Chat:
         forms = {word: said.pop(word) for word in FORMS if word in said}
         if len(forms) > 1:
             raise BadProgram(f"{self.name} takes only one of {', '.join(FORMS)}; got {' and '.join(forms)}")
-        made = {word: getattr(lower, word)(value) for word, value in forms.items()}
-        return Gen(name=None, sampling=lower.sampling(said), **made)
+        made = {word: getattr(parameters, word)(value) for word, value in forms.items()}
+        return Gen(name=None, sampling=parameters.sampling(said), **made)
 
     def call(
         self,
@@ -84,8 +87,8 @@ class Chat:
         choice = choice_of(tool_choice, tools)
         if tools and choice != "none" and any(getattr(node, form) is not None for form in FORMS):
             raise BadProgram("a reply with a constraint cannot call tools; pass only one of the two")
-        ready = self._lowered(node).with_tools(choice if tools else "auto", parallel_tools)
-        return ready.call(prompt, self._limit)
+        choice = choice if tools else "auto"
+        return self._call(node, prompt, tool_choice=choice, parallel_tools=parallel_tools)
 
     def completion(self, text: str, **words: Any) -> Call:
         """A request to go on with a plain text."""
@@ -93,7 +96,7 @@ class Chat:
 
     def behind(self, prompt: Prompt, **words: Any) -> Call:
         """A request to go on with any prompt."""
-        return self._lowered(self.node(**words)).call(prompt, self._limit)
+        return self._call(self.node(**words), prompt)
 
     def begin(self, call: Call, *, stream: bool = False) -> Reply:
         """Send it; returns at once. Raises NoBackend."""
@@ -108,9 +111,9 @@ class Chat:
     def _limit(self) -> float | None:
         return global_config.timeout_s if self.timeout is None else self.timeout
 
-    def _lowered(self, node: Gen) -> lower.Lowered:
-        defaults: Sampling = global_config.sampling
-        return lower.lower(node, defaults)
+    def _call(self, node: Gen, prompt: Prompt, **tools: Any) -> Call:
+        template = lower(node, global_config.sampling)
+        return replace(template, prompt=prompt, timeout=self._limit, **tools)
 
 
 class Reply:

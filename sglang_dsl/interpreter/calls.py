@@ -457,7 +457,7 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
         "messages": msgspec.to_builtins(call.prompt.messages),
     }
     tools = call.prompt.tools
-    left = ["prompt", "timeout"]
+    left = ["prompt", "timeout", "peeks"]
     left += [] if tools else ["tool_choice", "parallel_tools"]
     left += [] if isinstance(call, Call) or call.temperature else ["temperature", "seed"]
     for name in (name for name in call.__struct_fields__ if name not in left):

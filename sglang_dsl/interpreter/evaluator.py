@@ -12,15 +12,17 @@ import json
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from runtime.protocol.messages import ToolCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import ChoiceCall, ChoiceScores, Completion
+from sglang_dsl.conversation.requests import Call, ChoiceCall, ChoiceScores, Completion
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported, warn
 from sglang_dsl.interpreter.calls import Before, Where, about
-from sglang_dsl.interpreter.lower import Lowered
+from sglang_dsl.interpreter.lower import of_sample, typed_value, was_cut
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
 from sglang_dsl.interpreter.replies.retries import corrected
@@ -30,10 +32,7 @@ from sglang_dsl.interpreter.run import (
     Prefix,
     RunInfo,
     forget_frames,
-    of_sample,
     placed,
-    typed_value,
-    was_cut,
 )
 from sglang_dsl.interpreter.speculation import Speculation
 from sglang_dsl.ir import (
@@ -201,17 +200,17 @@ class Evaluator:
                     ahead.ahead.forget()
                 await answer(self, node, item, ready, item.offer)
                 return
-            ready = ready.with_tools("none")
+            ready = replace(ready, tool_choice="none")
         if node.retries and not ready.peeks:
             await self._until_it_fits(node, item, ready)
             return
         if ahead is not None and not ready.peeks and ahead.goes_on(self.transcript):
-            done = await ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
+            done = await ahead.answer(replace(ready, prompt=self.transcript.prompt()), node, item, self)
             self.settle(node, item, done, ReasoningStream.splits(node, done))
             return
         where = self.where("gen", node.name, item, node.timeout)
-        call = ready.call(self.transcript.prompt(), where.timeout)
-        if not run.stream or ready.template.n != 1 or ready.peeks:
+        call = replace(ready, prompt=self.transcript.prompt(), timeout=where.timeout)
+        if not run.stream or ready.n != 1 or ready.peeks:
             done = await run.calls.generate(where, call, self.before)
             if ready.peeks:
                 done = Completion(("",) * len(done.texts), done.meta)
@@ -225,7 +224,7 @@ class Evaluator:
         split.end()
         self.settle(node, item, done, ReasoningStream.splits(node, done), streamed=True)
 
-    async def _until_it_fits(self, node: Gen, item: Item, ready: Lowered) -> None:
+    async def _until_it_fits(self, node: Gen, item: Item, ready: Call) -> None:
         """A generation with retries: asked for again, the error shown, until its text is read as a value. Of
         what was tried only the last text is said; so it is told to streams when it is whole."""
         assert node.typed is not None
@@ -234,7 +233,8 @@ class Evaluator:
         prompt, rejected = self.transcript.prompt(), []
         for left in range(node.retries or 0, -1, -1):
             where = self.where("gen", node.name, item, node.timeout)
-            done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self.before)
+            call = replace(ready, prompt=prompt, timeout=where.timeout)
+            done = await self.run.calls.generate(where, call, self.before)
             splits = ReasoningStream.splits(node, done)
             try:
                 for index, split in enumerate(splits):

@@ -16,10 +16,10 @@ from sglang_dsl.concurrency.streams import Signal, Stream, Until, blocking, run_
 from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, StateClosed, again
-from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.evaluator import Evaluator
 from sglang_dsl.interpreter.joins import CONCATENATE, replayed, taken_over
+from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.queue import Queue
 from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakRefs
@@ -161,7 +161,7 @@ class Executor(Queue):
             reasoning = None
             if leaf.reasoning is not None and leaf.name is not None:
                 reasoning = Variable(f"{leaf.name}_reasoning_content")
-            ready = lower.ready(leaf, self.run.defaults)
+            ready = lower(leaf, self.run.defaults)
             variable = Variable(leaf.name, leaf.typed)
             if offer is not NOTHING and (offer.runners or offer.loop is not None):
                 return Item(leaf, src, variable, None, None, reasoning, ready, (), step, offer)

@@ -19,11 +19,10 @@ import msgspec
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Until, awaiting
-from sglang_dsl.conversation.requests import Ledger
+from sglang_dsl.conversation.requests import Call, Ledger
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
-    InvalidValue,
     ProgramCancelled,
     ProgramError,
     Stack,
@@ -33,11 +32,10 @@ from sglang_dsl.errors import (
     stacks,
 )
 from sglang_dsl.interpreter.calls import Calls
-from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog
 from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Gen, Node, Sampling, Source
+from sglang_dsl.ir import Node, Sampling, Source
 from sglang_dsl.tool_use.offers import Offer
 
 M = TypeVar("M")
@@ -286,53 +284,10 @@ class Item(msgspec.Struct, eq=False, gc=False):
     mark: Mark | None = None
     back: Mark | None = None
     reasoning: Variable | None = None
-    ready: Lowered | None = None
+    ready: Call | None = None
     lead: tuple[Node, ...] = ()
     step: int = 0
     offer: Offer | None = None
-
-
-def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
-    """What a generated text is read as. `meta`: of this text (see of_sample). Raises InvalidValue: it is no
-    value of its type, or the backend says that it is not what its constraint requires."""
-    fault = meta.get("invalid")
-    if node.typed is None and fault is None:
-        return text
-    start = meta.get("answer_start")
-    if node.reasoning is None and isinstance(start, int):
-        text = text[start:]  # the rest is reasoning before it (require_reasoning)
-    try:
-        value = text
-        if node.typed is not None and (fault is None or node.typed.kind == "json"):
-            value = node.typed.read(text)
-        if fault is not None:
-            raise ValueError(fault)
-        return value
-    except ValueError as error:
-        wanted = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
-        hint = None if fault is None or node.retries else "gen(name, type, retries=2) asks again"
-        raise InvalidValue(
-            f"the text is not {wanted}: {error}; it is {text!r:.200}",
-            retryable=fault is not None,
-            hint="it was cut off: increase max_tokens" if was_cut(meta) else hint,
-        ) from error
-
-
-def _form(node: Gen) -> str:
-    """The parameter of gen that says what the text must match."""
-    forms = ("dtype", "regex", "json_schema", "ebnf", "structural_tag", "choices")
-    return next((form for form in forms if getattr(node, form) is not None), "constraint")
-
-
-def of_sample(meta: dict[str, Any], index: int) -> dict[str, Any]:
-    """What was said of one text of a generation."""
-    samples = meta.get("samples")
-    return samples[index] if samples else meta
-
-
-def was_cut(meta: dict[str, Any]) -> bool:
-    """Whether a text ended at its token limit."""
-    return bool((meta.get("finish_reason") or {}).get("type") == "length")
 
 
 def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:

@@ -358,7 +358,7 @@ class Speculation:
         """One value for each of `gens`."""
         nodes = [item.node for item in gens if isinstance(item.node, Gen)]
         prompt = state.transcript.prompt()
-        calls = [lower(node, state.run.defaults).call(prompt, None) for node in nodes]
+        calls = [msgspec.structs.replace(lower(node, state.run.defaults), prompt=prompt) for node in nodes]
         self._check(nodes, calls, ends_with_gen=told[-1] is gens[-1])
         room = max(self.tokens, *(call.sampling.max_new_tokens for call in calls))
         sampling = msgspec.structs.replace(calls[0].sampling, stop=(), max_new_tokens=room)

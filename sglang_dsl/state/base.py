@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Typ
 from sglang_dsl.concurrency.streams import Piece, Until, awaiting, value_of
 from sglang_dsl.errors import BadProgram, ProgramError, WrongAddition, WrongAttribute
 from sglang_dsl.errors.tracebacks import public
-from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
+from sglang_dsl.interpreter.parameters import PARAMETERS, RUN_OPTIONS
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Node
 from sglang_dsl.ir.syntax import KEPT, marked
@@ -25,11 +25,7 @@ from sglang_dsl.views.notebook import Displayed, Page
 from sglang_dsl.views.snapshot import Snapshot, calls_within
 
 T = TypeVar("T", covariant=True)
-# What a run takes as keyword arguments besides the options of a generation.
-_OF_A_RUN = frozenset(
-    {"backend", "stream", "budget", "cache", "cache_dir", "use_thread", "num_api_spec_tokens"}
-)
-_OF_A_GEN = frozenset({*lower.WORDS, "timeout"})
+_OF_A_GEN = frozenset({*PARAMETERS, "timeout"})
 
 
 class _Checked:
@@ -64,7 +60,7 @@ class _Checked:
                 f"{name!r} set on {kind} would have no effect: write gen(..., {said}), or @function({said}) "
                 "for all generations of a program"
             )
-        if name in _OF_A_RUN:
+        if name in RUN_OPTIONS:
             return f"{name!r} set on {kind} would have no effect: pass it to program.run(..., {name}=...)"
         if hasattr(type(self), name):
             return f"{name!r} is a part of {kind} and cannot be set"
@@ -72,7 +68,7 @@ class _Checked:
 
     def _cannot_get(self, name: str) -> str:
         kind = type(self).__name__
-        if name in _OF_A_GEN or name in _OF_A_RUN:
+        if name in RUN_OPTIONS:
             return f"{kind} does not keep options such as {name!r}; the metadata of a call tells what it used"
         if name in _ADDED:
             return f"{kind} has no {name!r}: write s += {name}(...)"

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_dsl.conversation.requests import ToolCall, ToolStep
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.interpreter.core import Core
-from sglang_dsl.interpreter.lower import whole
+from sglang_dsl.interpreter.parameters import whole
 from sglang_dsl.ir import LoopBegin, LoopEnd, Source
 
 

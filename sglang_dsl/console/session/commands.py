@@ -22,7 +22,7 @@ from sglang_dsl.console.session.interrupts import stoppable
 from sglang_dsl.console.session.opening import Place
 from sglang_dsl.console.session.session import Outcome, Session
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.function import RUN_WORDS, SglFunction
+from sglang_dsl.function import RUN_OPTIONS, SglFunction
 from sglang_dsl.views.terminal import render
 
 FORKS = "forks"
@@ -209,7 +209,7 @@ def _set(session: Session, rest: str, view: View | None) -> Said:
     words: dict[str, Any] = {}
     for pair in rest.split():
         name, equals, value = pair.partition("=")
-        if not equals or name not in RUN_WORDS - {"backend", "stream", "budget"}:
+        if not equals or name not in RUN_OPTIONS - {"backend", "stream", "budget"}:
             raise BadProgram(f":set takes NAME=VALUE, as temperature=0.7; got {pair!r}")
         try:
             words[name] = json.loads(value) if value not in ("", "None") else None

@@ -83,7 +83,7 @@ class Session:
         self.names = {} if names is None else names
         self.folder = folder or Path()
         self._opening, self._opened = opening, False
-        self._options = Options().with_words(self.words)
+        self._options = Options().updated(self.words)
         self._standing = Standing(self._options)
         self.cells: list[Cell] = []
         self._number = 0
@@ -141,7 +141,7 @@ class Session:
         if self._opened:
             return
         backend = _backend_of(self._opening, view)
-        self._options = Options(backend=backend).with_words(self.words)
+        self._options = Options(backend=backend).updated(self.words)
         self._standing.runs_with(self._options)
         # Programs that a cell defines and runs are on it, too.
         global_config.default_backend = backend
@@ -161,10 +161,10 @@ class Session:
     def set_words(self, words: Mapping[str, Any]) -> None:
         """Other defaults of generations; None takes one away. Raises BadProgram."""
         merged = {name: value for name, value in {**self.words, **words}.items() if value is not None}
-        Options().with_words(merged)
+        Options().updated(merged)
         self.words = merged
         if self._opened:
-            self._options = Options(backend=self._opening.result()).with_words(merged)
+            self._options = Options(backend=self._opening.result()).updated(merged)
             self._standing.runs_with(self._options)
 
     def close(self) -> None:

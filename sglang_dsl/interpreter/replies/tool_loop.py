@@ -17,11 +17,11 @@ import msgspec
 from runtime.protocol.messages import ToolCall as SaidCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import Completion, ToolCall, ToolStep
+from sglang_dsl.conversation.requests import Call, Completion, ToolCall, ToolStep
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
 from sglang_dsl.interpreter.calls import Before, Where
-from sglang_dsl.interpreter.lower import Lowered
+from sglang_dsl.interpreter.lower import was_cut
 from sglang_dsl.interpreter.metering import Ask, Meter
 from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
 from sglang_dsl.interpreter.run import Item, RunInfo
@@ -45,10 +45,10 @@ class _State(Protocol):
     def said(self, transcript: Transcript) -> None: ...
 
 
-def may_call(node: Gen, ready: Lowered, offer: Offer) -> bool:
+def may_call(node: Gen, ready: Call, offer: Offer) -> bool:
     """Whether this generation may call tools; one that must match something cannot. Raises BadProgram."""
     shown = f"gen({node.name!r})" if node.name else "gen()"
-    shaped = ready.template.constraint is not None
+    shaped = ready.constraint is not None
     if offer.loop is not None:
         if not offer.runners:
             raise BadProgram(f"{shown} is in a tool_loop, but no tools are offered: s += tools([...])")
@@ -57,28 +57,25 @@ def may_call(node: Gen, ready: Lowered, offer: Offer) -> bool:
                 f"{shown} has a constraint, which a tool call would not match; in a tool_loop use free "
                 "text, and ask for the value in a turn after the loop"
             )
-    if ready.template.n > 1 and not shaped:
-        raise BadProgram(
-            f"{shown} requests {ready.template.n} replies, and each might call other tools; fork instead"
-        )
+    if ready.n > 1 and not shaped:
+        raise BadProgram(f"{shown} requests {ready.n} replies, and each might call other tools; fork instead")
     return not shaped and not ready.peeks
 
 
-async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Offer) -> None:
+async def answer(state: _State, node: Gen, item: Item, ready: Call, offer: Offer) -> None:
     """Do a generation that may call tools. Raises what goes wrong."""
     if state.transcript.role is None:
         raise BadProgram("tools are called in an assistant turn: put the gen into assistant(...)")
     loop, steps = offer.loop, list[ToolStep]()
     if loop is not None:
-        ready = ready.with_tools(loop.choice, loop.parallel)
+        ready = msgspec.structs.replace(ready, tool_choice=loop.choice, parallel_tools=loop.parallel)
     async with AsyncExitStack() as stack:
         sessions: dict[tuple[int, str], ToolSession | Exception] = {}
         while True:
             where = state.where("gen", node.name, item, node.timeout)
-            call = ready.call(state.transcript.prompt(), where.timeout)
+            call = msgspec.structs.replace(ready, prompt=state.transcript.prompt(), timeout=where.timeout)
             done = await state.run.calls.generate(where, call, state.before)
-            cut = (done.meta.get("finish_reason") or {}).get("type") == "length"
-            made = [] if cut else [_read(one) for one in done.meta.get("tool_calls") or ()]
+            made = [] if was_cut(done.meta) else [_read(one) for one in done.meta.get("tool_calls") or ()]
             left = any(one.name in offer.runners and not offer.runners[one.name].runs for one in made)
             if not made or loop is None or left:
                 _settle(state, node, item, done, made, steps)
@@ -96,7 +93,7 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
             if loop.own is not None:
                 loop.own.steps.append(step)
             _say(state, node, done, step)
-            ready = ready.with_tools("auto")
+            ready = msgspec.structs.replace(ready, tool_choice="auto")
 
 
 def _read(said: Mapping[str, Any]) -> ToolCall:

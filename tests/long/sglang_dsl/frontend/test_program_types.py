@@ -15,8 +15,8 @@ import pytest
 
 from sglang_dsl.frontend import generation
 from sglang_dsl.frontend import static_types as checked
-from sglang_dsl.function import RUN_WORDS, SglFunction
-from sglang_dsl.interpreter import lower
+from sglang_dsl.function import RUN_OPTIONS, SglFunction
+from sglang_dsl.interpreter.parameters import PARAMETERS
 
 pytest.importorskip("mypy")
 
@@ -303,10 +303,10 @@ def test_checkers_are_told_every_word() -> None:
     assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
     batch = set(typing.get_type_hints(checked.BlockingBatchWords))
     own = set(inspect.signature(SglFunction.run_batch).parameters)
-    assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "kwargs"}) | RUN_WORDS
+    assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "kwargs"}) | RUN_OPTIONS
     told = re.findall(r"\*args: Any, (\w+): Any, ", inspect.getsource(checked.Runs))
-    assert sorted(told) == sorted(RUN_WORDS), "sglang_dsl/checked.py lists all words of run"
-    assert set(lower.WORDS) < RUN_WORDS
+    assert sorted(told) == sorted(RUN_OPTIONS), "sglang_dsl/checked.py lists all words of run"
+    assert set(PARAMETERS) < RUN_OPTIONS
 
 
 def test_the_package_says_that_it_is_typed() -> None:
