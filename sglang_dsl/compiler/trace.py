@@ -20,8 +20,8 @@ from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.joins import taken_over
-from sglang_dsl.interpreter.variables import Mark, Variable, missing
+from sglang_dsl.interpreter.joins import joined_values
+from sglang_dsl.interpreter.run import Mark, Variable, missing
 from sglang_dsl.ir import (
     Fork,
     Gen,
@@ -344,7 +344,7 @@ class Tracer:
     async def join(self, branches: Sequence[Core], mode: str, src: Source | None, until: Until) -> None:
         self._nodes.append(Join(mode, src=src))
         values = [branch._own() for branch in branches if isinstance(branch, Tracer)]
-        for name, value in taken_over(mode, values, self._variables).items():
+        for name, value in joined_values(mode, values, self._variables).items():
             self.set(name, value)
 
     def _own(self) -> dict[str, Any]:

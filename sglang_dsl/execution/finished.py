@@ -26,7 +26,7 @@ from sglang_dsl.errors import (
     stacks,
 )
 from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.variables import Mark, Variable, missing
+from sglang_dsl.interpreter.run import Mark, Variable, missing
 from sglang_dsl.ir import Gen, Node, Select, Source
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot

@@ -45,8 +45,7 @@ from sglang_dsl.execution.scope import (
 )
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.parameters import Options
-from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
-from sglang_dsl.interpreter.variables import Mark
+from sglang_dsl.interpreter.run import Body, Mark, RunInfo, Task, place_in, stop_here
 from sglang_dsl.settings import global_config
 from sglang_dsl.state.async_state import AsyncProgramState
 from sglang_dsl.state.program_state import ProgramState

@@ -106,10 +106,10 @@ class Keeper:
         self._holds[number] = hold, now + limit_s
         return number, hold.most
 
-    def release(self, number: int, made: bool) -> None:
+    def release(self, number: int, counts: bool) -> None:
         """As Meter.release."""
         if (held := self._holds.pop(number, None)) is not None:
-            self._meter.release(held[0], made=made)
+            self._meter.release(held[0], counts=counts)
 
     def charge(self, meta: Mapping[str, Any]) -> None:
         """As Meter.charge."""
@@ -149,9 +149,9 @@ class SharedMeter(Meter):
                 return SharedHold(self, found[1], number=found[0])
             await asyncio.sleep(POLL_S)
 
-    def release(self, hold: Hold, *, made: bool = True) -> None:
+    def release(self, hold: Hold, *, counts: bool = True) -> None:
         if isinstance(hold, SharedHold):
-            self._keeper.release.remote(hold.number, made)
+            self._keeper.release.remote(hold.number, counts)
 
     def charge(self, meta: Mapping[str, Any]) -> None:
         # Calls of one worker reach the keeper in order: this one is counted before its room is given back.

@@ -16,8 +16,7 @@ from sglang_dsl.execution.scope import scope_of
 from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.parameters import Options
-from sglang_dsl.interpreter.run import Prefix, RunInfo
-from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.interpreter.run import Mark, Prefix, RunInfo, Variable
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.tool_use.offers import NOTHING
 

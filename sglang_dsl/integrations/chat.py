@@ -21,9 +21,9 @@ from sglang_dsl.concurrency.streams import Piece, Until, awaiting, blocking, ite
 from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
 from sglang_dsl.interpreter import parameters
-from sglang_dsl.interpreter.calls import Calls, Where
+from sglang_dsl.interpreter.calls import CallContext, Calls
 from sglang_dsl.interpreter.lower import lower
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen
 from sglang_dsl.settings import global_config
 
@@ -104,8 +104,8 @@ class Chat:
 
     async def answer(self, call: Call) -> Completion:
         """Send it, on the language's own event loop."""
-        where = Where("gen", None, (), 0, timeout=call.timeout)
-        return _fitting(await Calls(self.name, self.backend, Ledger()).generate(where, call))
+        context = CallContext("gen", None, (), 0, timeout=call.timeout)
+        return _fitting(await Calls(self.name, self.backend, Ledger()).generate(context, call))
 
     @property
     def _limit(self) -> float | None:
@@ -129,13 +129,13 @@ class Reply:
     async def _run(self) -> None:
         name, backend, call, stream = self._work
         self._task = asyncio.current_task()
-        where = Where("gen", None, (), 0, timeout=call.timeout)
+        context = CallContext("gen", None, (), 0, timeout=call.timeout)
         calls = Calls(name, backend, Ledger())
         piece = (lambda delta: self._answer.put(delta.text)) if stream else None
         try:
             if self._dropped:
                 raise asyncio.CancelledError
-            done = _fitting(await calls.generate(where, call, piece=piece))
+            done = _fitting(await calls.generate(context, call, piece=piece))
         except asyncio.CancelledError:
             self._answer.fail(ProgramCancelled(f"the request of {name} was cancelled"))
         except BaseException as error:  # noqa: BLE001 - raised where the answer is read

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.interpreter.run import Mark, Variable
 from sglang_dsl.ir import Node, Source
 from sglang_dsl.views.snapshot import Snapshot
 

@@ -32,7 +32,7 @@ def join_mode(mode: str) -> str:
     return mode
 
 
-def taken_over(mode: str, branches: Sequence[Mapping[str, Any]], known: Container[str]) -> dict[str, Any]:
+def joined_values(mode: str, branches: Sequence[Mapping[str, Any]], known: Container[str]) -> dict[str, Any]:
     """name -> value for the parent, from what each branch set itself. `known`: the parent's names. Raises
     BadProgram for a conflict in mode "error"."""
     found: dict[str, dict[int, Any]] = {}

@@ -1,5 +1,13 @@
-"""What a run is made of, apart from the executors themselves: shared facts, the body beside the reader, the
-text that forks start from, the things that wait in a queue, and how a failure gets its place."""
+"""Parts of a run, apart from the executors themselves. Knows no nodes' meaning and no particular backend.
+
+Variable    a named value to come, and the stream of pieces it arrives in
+Mark        a point in a program's queue: the text up to there, or why it failed
+RunInfo     what all forks of one run share
+Body, Stop  the user's function beside the reader, and what ends it
+Prefix      the text that sibling forks start from
+Item        an entry of a queue
+located     how a failure gets its place in the program
+"""
 
 from __future__ import annotations
 
@@ -11,40 +19,153 @@ import os
 import threading
 import traceback
 import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.streams import Until, awaiting
+from sglang_dsl.concurrency.streams import Piece, Signal, Stream, Until, awaiting
 from sglang_dsl.conversation.requests import Call, Ledger
+from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
+    MissingVariable,
     ProgramCancelled,
     ProgramError,
     Stack,
     Timeout,
+    again,
     copied,
     headline,
+    near,
     stacks,
 )
 from sglang_dsl.interpreter.calls import Calls
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog
-from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Node, Sampling, Source
+from sglang_dsl.ir import Node, Sampling, Source, caller
+from sglang_dsl.ir.typed import Typed
 from sglang_dsl.tool_use.offers import Offer
+from sglang_dsl.views.snapshot import VariableSnapshot
+
+_NOTHING: dict[str, Any] = {}  # what was said of a variable before it is there
+
+
+def missing(name: str, known: Iterable[str], program: str) -> MissingVariable:
+    """The error of a variable that nothing sets."""
+    names = list(known)
+    shown = ", ".join(map(repr, names)) or "none"
+    return MissingVariable(
+        f"no variable {name!r}; known: {shown}{near(name, names)}",
+        program=program,
+        variable=name,
+        source=caller(),
+        hint=None if names else f"it is set by what is added to the state: s += gen({name!r})",
+    )
+
+
+class Variable(Stream):
+    """One setting of a name, with the pieces it comes in. Ends exactly once, with a value or with an error.
+    `typed`: as what its text is read; `raw`: the text or texts, where they were generated, also when they
+    could not be read."""
+
+    __slots__ = ("done", "error", "meta", "name", "raw", "typed", "value")
+
+    def __init__(self, name: str | None, typed: Typed | None = None) -> None:
+        self._wakers = []
+        self.pieces = ()
+        self.name, self.typed = name, typed
+        self.raw: str | list[str] | None = None
+        self.value: Any = None
+        self.meta: dict[str, Any] = _NOTHING
+        self.error: BaseException | None = None
+        self.done = False
+
+    def settle(self, value: Any, meta: dict[str, Any] | None = None) -> None:
+        """The value is there."""
+        self.value, self.meta = value, meta or {}
+        self.done = True
+        self.notify()
+
+    def so_far(self) -> Sequence[Piece]:
+        """The pieces that there are by now; one for a value that was not streamed, made when it is read."""
+        if not self.pieces and self.done and self.error is None:
+            text = self.value if self.raw is None else self.raw
+            text = text[0] if isinstance(text, list) and text else text
+            self.pieces = [Piece(str(text), self.meta)]
+        return self.pieces
+
+    def fail(self, error: BaseException) -> None:
+        self.error, self.done = error, True
+        self.notify()
+
+    def ended(self) -> int | None:
+        """How many pieces there are, once there will be no more."""
+        return len(self.so_far()) if self.done else None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise again(self.error)
+        return self.value
+
+    def text(self) -> Any:
+        """What was generated, as it was written, once it is there. Raises the program's error where nothing
+        was."""
+        return self.result() if self.raw is None else self.raw
+
+    def snapshot(self) -> VariableSnapshot:
+        """How it stands now; does not wait."""
+        done = self.done  # before what is set before it
+        text = "".join(piece.text for piece in self.pieces) if self.raw is None else self.raw
+        name = self.name or ""
+        if not done:
+            return VariableSnapshot(name, "pending", text)
+        if self.error is not None:
+            return VariableSnapshot(name, "failed", text, None, self.error, self.meta)
+        if self.raw is None and isinstance(self.value, str):
+            text = self.value
+        return VariableSnapshot(name, "done", text, self.value, None, self.meta)
+
+
+class Mark:
+    """A point in the queue. `index`: how many streamed pieces stood before it."""
+
+    __slots__ = ("done", "error", "index", "signal", "transcript")
+
+    def __init__(self, signal: Signal | None = None) -> None:
+        self.transcript = Transcript.EMPTY
+        self.error: BaseException | None = None
+        self.index: int | None = None
+        self.done = False
+        self.signal = signal or Signal()
+
+    def reach(self, transcript: Transcript, error: BaseException | None, index: int) -> None:
+        self.transcript, self.error, self.index, self.done = transcript, error, index, True
+        self.signal.notify()
+
+    def result(self) -> Transcript:
+        if self.error is not None:
+            raise again(self.error)
+        return self.transcript
+
+    async def reached(self, until: Until) -> None:
+        """Wait for it."""
+        if not self.done:
+            await until(self.signal, lambda: self.done)
+
+    async def wait(self, until: Until) -> Transcript:
+        """What was said up to here; waits. Raises what went wrong before it."""
+        await self.reached(until)
+        return self.result()
+
+
+# -- the run -------------------------------------------------------------------------------------------------
 
 M = TypeVar("M")
-
-
-class Member(Protocol):
-    """An executor, as its run sees it."""
-
-    def mark(self) -> Mark: ...
 
 
 class WeakRefs(Generic[M]):
@@ -178,7 +299,7 @@ class RunInfo:
         self.stop = _STOP.get()
         # What its function raised, where that runs beside the reader: why the rest is not done.
         self.failure: BaseException | None = None
-        self._members: WeakRefs[Member] = WeakRefs()
+        self._members: WeakRefs[Any] = WeakRefs()
         self._lock = threading.Lock()
         self._calls: Calls | None = None
 
@@ -192,7 +313,7 @@ class RunInfo:
             )
         return self._calls
 
-    def enter(self, member: Member) -> None:
+    def enter(self, member: Any) -> None:
         run: RunInfo | None = self
         while run is not None:
             with run._lock:
@@ -200,7 +321,7 @@ class RunInfo:
             run = run.caller
         self.stop.enter(member)
 
-    def live(self) -> list[Member]:
+    def live(self) -> list[Any]:
         """The executors that still live, of the run and of the programs it called."""
         with self._lock:
             return self._members.live()
@@ -290,28 +411,28 @@ class Item(msgspec.Struct, eq=False, gc=False):
     offer: Offer | None = None
 
 
-def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:
+def located(cause: BaseException, context: dict[str, Any], timeout: float | None) -> ProgramError:
     """The error a reader gets for `cause`: the same kind where it is the language's own, with its place
     filled in."""
     match cause:
         case ProgramError():
             error = copied(cause)
-            for key, value in place.items():
+            for key, value in context.items():
                 if getattr(error, key) is None:
                     setattr(error, key, value)
         case asyncio.CancelledError():
-            error = ProgramCancelled("the program was cancelled before this was done", **place)
+            error = ProgramCancelled("the program was cancelled before this was done", **context)
         case TimeoutError():
             error = Timeout(
                 f"no answer within {timeout:g} s" if timeout is not None else "no answer in time",
                 retryable=True,
                 hint="allow more time with run(timeout=...)",
-                **place,
+                **context,
             )
         case BadProgram():
-            error = ProgramError(str(cause), **place)
+            error = ProgramError(str(cause), **context)
         case _:
-            error = BackendError(headline(cause), **place)
+            error = BackendError(headline(cause), **context)
     # Of an error of the language, what it came of: itself would be told twice.
     own = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
     if (below := cause.__cause__ if own else cause) is not None:

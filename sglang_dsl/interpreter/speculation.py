@@ -27,7 +27,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BackendError, BadProgram
-from sglang_dsl.interpreter.calls import Where
+from sglang_dsl.interpreter.calls import CallContext
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.interpreter.replies.reasoning import Split
 from sglang_dsl.interpreter.run import Item, RunInfo
@@ -253,9 +253,9 @@ class _State(Protocol):
     transcript: Transcript
     error: BaseException | None
 
-    def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where: ...
+    def context(self, kind: str, name: str | None, item: Item, timeout: float | None) -> CallContext: ...
     async def warm(self, backend: Backend) -> None: ...
-    async def do(self, node: Node, item: Item) -> None: ...
+    async def evaluate(self, node: Node, item: Item) -> None: ...
     def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
     def fail(self, cause: BaseException, item: Item) -> None: ...
 
@@ -298,7 +298,7 @@ class Speculation:
             self.ahead.said(node.text)
         elif not waits:
             self.ahead.forget()
-        await state.do(node, item)
+        await state.evaluate(node, item)
 
     async def answer(self, call: Call, node: Gen, item: Item, state: _State) -> Completion:
         """A generation's answer: what the model has said already, or a new call's."""
@@ -309,9 +309,9 @@ class Speculation:
         return await self.ahead.answered(call, make, tells_tokens=self.tells_tokens)
 
     async def _make(self, node: Gen, item: Item, state: _State, call: Call) -> Completion:
-        where = state.where("gen", node.name, item, node.timeout)
-        call = msgspec.structs.replace(call, timeout=where.timeout)
-        return await state.run.calls.generate(where, call, state.warm, None)
+        context = state.context("gen", node.name, item, node.timeout)
+        call = msgspec.structs.replace(call, timeout=context.timeout)
+        return await state.run.calls.generate(context, call, state.warm, None)
 
     async def _release(self, state: _State) -> None:
         """Do what was held back: somebody needs it, or the turn is over. Raises what goes wrong, after all
@@ -343,7 +343,7 @@ class Speculation:
         if not gens or len(told) == 1 or state.transcript.kind != "open":
             for item in items:
                 assert item.node is not None
-                await state.do(item.node, item)
+                await state.evaluate(item.node, item)
             return
         values = iter(await self._asked(told, gens, state))
         for item in items:
@@ -352,7 +352,7 @@ class Speculation:
                 state.settle(item.node, item, done, [Split("", "", done.texts[0])])
             else:
                 assert item.node is not None
-                await state.do(item.node, item)
+                await state.evaluate(item.node, item)
 
     async def _asked(self, told: list[Item], gens: list[Item], state: _State) -> list[Completion]:
         """One value for each of `gens`."""
@@ -367,9 +367,9 @@ class Speculation:
         timeout = max((node.timeout for node in nodes if node.timeout is not None), default=None)
         problem = ""
         for _ in range(TRIES):
-            where = state.where("gen", nodes[0].name, gens[0], timeout)
-            call = msgspec.structs.replace(calls[0], sampling=sampling, timeout=where.timeout)
-            done = await state.run.calls.generate(where, call, state.warm, None)
+            context = state.context("gen", nodes[0].name, gens[0], timeout)
+            call = msgspec.structs.replace(calls[0], sampling=sampling, timeout=context.timeout)
+            done = await state.run.calls.generate(context, call, state.warm, None)
             complete = (done.meta.get("finish_reason") or {}).get("type") != "length"
             found = match(pieces, done.texts[0], complete=complete)
             if isinstance(found, str):

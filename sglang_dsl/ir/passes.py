@@ -14,18 +14,15 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runtime.protocol.messages import Message
 from runtime.protocol.program import (
     Fork,
     Gen,
     Join,
-    Media,
     Node,
     RoleBegin,
     RoleEnd,
-    ScopeBegin,
     ScopeEnd,
     Select,
     Seq,
@@ -33,36 +30,6 @@ from runtime.protocol.program import (
     Text,
 )
 from sglang_dsl.errors import BadProgram, warn
-
-_QUIET = frozenset({Gen, Select, ScopeEnd, ScopeBegin, Media})
-_SETTERS = frozenset({Gen, Select, ScopeEnd})
-
-
-def simple(leaves: Sequence[Node], role: str | None) -> tuple[str | None, bool] | None:
-    """The turn that is open after `leaves`, and whether one of them sets a variable: for leaves as most are,
-    whose text needs no merging and whose turns stand as they should. None where they have to be looked at
-    more closely (merge_text, role_after)."""
-    before: type[Node] | None = None
-    setter = False
-    for leaf in leaves:
-        kind: Any = type(leaf)
-        if kind is Text:
-            if before is Text or not leaf.text:  # type: ignore[attr-defined]
-                return None
-        elif kind is RoleBegin:
-            if role is not None:
-                return None
-            role = leaf.role  # type: ignore[attr-defined]
-        elif kind is RoleEnd:
-            if leaf.role != role:  # type: ignore[attr-defined]
-                return None
-            role = None
-        elif kind in _SETTERS:
-            setter = True
-        elif kind not in _QUIET:
-            return None
-        before = kind
-    return role, setter
 
 
 def merge_text(nodes: Iterable[Node]) -> Iterator[Node]:

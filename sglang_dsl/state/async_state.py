@@ -24,7 +24,7 @@ from sglang_dsl.errors import BadProgram, MissingVariable, WrongAttribute, of_it
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen, Node, Select, caller
 from sglang_dsl.state.base import Group, StateBase
 from sglang_dsl.state.branches import Vote

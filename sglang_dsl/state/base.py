@@ -14,7 +14,7 @@ from sglang_dsl.errors import BadProgram, ProgramError, WrongAddition, WrongAttr
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.parameters import PARAMETERS, RUN_OPTIONS
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Node
 from sglang_dsl.ir.syntax import KEPT, marked
 from sglang_dsl.state import branches

@@ -16,7 +16,7 @@ from sglang_dsl.concurrency.loop import LOOK_S
 from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.errors import BadProgram, NoWinner, Timeout, again
 from sglang_dsl.interpreter.core import Core
-from sglang_dsl.interpreter.variables import Mark
+from sglang_dsl.interpreter.run import Mark
 from sglang_dsl.ir import caller
 
 

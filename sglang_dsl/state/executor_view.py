@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from sglang_dsl.concurrency.streams import blocking, run_here
 from sglang_dsl.interpreter.core import Core
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 
 
 class State(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from runtime.formats.json_stream import JsonStream, JsonStreamError
 from sglang_dsl.errors import InvalidValue
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir.growing import NOTHING, Growing
 
 

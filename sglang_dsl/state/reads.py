@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sglang_dsl.choices import Choice
 from sglang_dsl.errors import BadProgram, InvalidValue
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen, Select
 from sglang_dsl.ir.typed import must_be
 

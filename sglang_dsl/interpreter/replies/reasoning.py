@@ -8,7 +8,7 @@ from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoni
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Completion, Delta
 from sglang_dsl.interpreter.lower import of_sample
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen
 
 __all__ = ["Split", "ReasoningStream"]

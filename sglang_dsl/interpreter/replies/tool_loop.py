@@ -20,7 +20,7 @@ from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Call, Completion, ToolCall, ToolStep
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
-from sglang_dsl.interpreter.calls import Before, Where
+from sglang_dsl.interpreter.calls import Before, CallContext
 from sglang_dsl.interpreter.lower import was_cut
 from sglang_dsl.interpreter.metering import Ask, Meter
 from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
@@ -40,9 +40,9 @@ class _State(Protocol):
 
     @property
     def before(self) -> Before: ...
-    def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where: ...
+    def context(self, kind: str, name: str | None, item: Item, timeout: float | None) -> CallContext: ...
     def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
-    def said(self, transcript: Transcript) -> None: ...
+    def advance(self, transcript: Transcript) -> None: ...
 
 
 def may_call(node: Gen, ready: Call, offer: Offer) -> bool:
@@ -72,9 +72,9 @@ async def answer(state: _State, node: Gen, item: Item, ready: Call, offer: Offer
     async with AsyncExitStack() as stack:
         sessions: dict[tuple[int, str], ToolSession | Exception] = {}
         while True:
-            where = state.where("gen", node.name, item, node.timeout)
-            call = msgspec.structs.replace(ready, prompt=state.transcript.prompt(), timeout=where.timeout)
-            done = await state.run.calls.generate(where, call, state.before)
+            context = state.context("gen", node.name, item, node.timeout)
+            call = msgspec.structs.replace(ready, prompt=state.transcript.prompt(), timeout=context.timeout)
+            done = await state.run.calls.generate(context, call, state.before)
             made = [] if was_cut(done.meta) else [_read(one) for one in done.meta.get("tool_calls") or ()]
             left = any(one.name in offer.runners and not offer.runners[one.name].runs for one in made)
             if not made or loop is None or left:
@@ -125,7 +125,7 @@ def _say(state: _State, node: Gen, done: Completion, step: ToolStep) -> None:
     at = at.call(_calls(step.calls)).close()
     for call in step.calls:
         at = at.open("tool").say(call.result or "").close()
-    state.said(at.open(role))
+    state.advance(at.open(role))
 
 
 def _settle(
@@ -143,7 +143,7 @@ def _settle(
     meta = {**done.meta, "tool_steps": plain}
     state.settle(node, item, Completion(done.texts, meta), ReasoningStream.splits(node, done))
     if made:
-        state.said(state.transcript.call(_calls(made)))
+        state.advance(state.transcript.call(_calls(made)))
 
 
 async def _connect(
@@ -184,7 +184,7 @@ async def _run_all(
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    _run(state, state.where("tool", one.name, item, limit), one, sessions, offer, loop)
+                    _run(state, state.context("tool", one.name, item, limit), one, sessions, offer, loop)
                 )
                 for one in made
             ]
@@ -195,25 +195,25 @@ async def _run_all(
 
 async def _run(
     state: _State,
-    where: Where,
+    context: CallContext,
     call: ToolCall,
     sessions: Mapping[tuple[int, str], ToolSession | Exception],
     offer: Offer,
     loop: LoopBegin,
 ) -> ToolCall:
-    where = msgspec.structs.replace(where, meters=())
+    context = msgspec.structs.replace(context, meters=())
     try:
         runner, data = running.arguments_of(offer.runners, call.name, call.text)
         session = None if runner.server is None else sessions[id(runner.server[0]), runner.server[1]]
         home = None if loop.own is None else loop.own.home
         told = loop.on_error == "tell"
-        ran = await state.run.calls.tool(where, _Running(runner, data, session, home, told))
+        ran = await state.run.calls.tool(context, _Running(runner, data, session, home, told))
     except running.CallFault as fault:
         return dataclasses.replace(call, result=f"Error: {fault}", failed=True)
     except TimeoutError as error:
         if loop.on_error != "tell":
-            raise ToolError(f"the tool {call.name} did not finish within {where.timeout:g} s") from error
-        late = f"Error: {call.name} did not finish within {where.timeout:g} s"
+            raise ToolError(f"the tool {call.name} did not finish within {context.timeout:g} s") from error
+        late = f"Error: {call.name} did not finish within {context.timeout:g} s"
         return dataclasses.replace(call, result=late, failed=True)
     return dataclasses.replace(call, result=ran.text, failed=ran.failed)
 
@@ -263,7 +263,7 @@ class _Running(msgspec.Struct, frozen=True, eq=False):
     def write(self, done: _Ran) -> dict[str, Any]:
         return {"text": done.text, "failed": done.failed}
 
-    def read(self, reply: dict[str, Any], *, told: bool) -> _Ran:
+    def read(self, reply: dict[str, Any], *, streamed: bool) -> _Ran:
         return _Ran(str(reply["text"]), bool(reply["failed"]))
 
 

@@ -15,7 +15,7 @@ import sglang_dsl as sgl
 from sglang_dsl.backends.base import Call, Completion
 from sglang_dsl.concurrency.loop import Inbox, Turns, background, in_thread
 from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 
 LONG_S = 300.0
 
