@@ -129,7 +129,7 @@ _LATE: Registry[Any] = Registry(
         "ProgramState": "sglang_dsl.state.program_state:ProgramState",
         "ProgramStateGroup": "sglang_dsl.state.program_state:ProgramStateGroup",
         "Runtime": "sglang_dsl.console.server_process:Runtime",
-        "RayData": "sglang_dsl.execution.ray_data:RayData",
+        "RayData": "sglang_dsl.execution.engines:RayData",
         "RuntimeEndpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
         "Snapshot": "sglang_dsl.views.snapshot:Snapshot",
         "ServerArgs": "runtime.config.server_args:ServerArgs",

@@ -201,14 +201,16 @@ class SglFunction(Signature[P, R]):
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Keyword arguments of run, and the function's own. A name that is both is the function's."""
-        own = self.signature.parameters
-        words = {k: v for k, v in kwargs.items() if k in RUN_OPTIONS and k not in own}
-        rest = {k: v for k, v in kwargs.items() if k not in words}
-        return self._with_words(words) if words else self._options, rest
+        parameters = self.signature.parameters
+        changes = {k: v for k, v in kwargs.items() if k in RUN_OPTIONS and k not in parameters}
+        rest = {k: v for k, v in kwargs.items() if k not in changes}
+        return self._updated(changes) if changes else self._options, rest
 
-    def _with_words(self, words: Mapping[str, Any]) -> Options:
+    def _updated(self, changes: Mapping[str, Any]) -> Options:
         """This program's options, with keyword arguments of run over them. Raises BadProgram."""
-        options = self._options.updated(words)
+        if len(changes) == 1 and changes.get("backend") is not None:
+            return replace(self._options, backend=changes["backend"])
+        options = self._options.updated(changes)
         if self.is_async and not options.use_thread:
             raise BadProgram(f"{self.name} is async: use_thread=False would block its event loop")
         return options
@@ -349,7 +351,7 @@ class SglFunction(Signature[P, R]):
         Takes the other keyword arguments of run, too. Returns the finished states, in the order of the
         items. An error says of which item it is, and has the attributes `item_index` and `item`.
         """
-        from sglang_dsl.execution import launch
+        from sglang_dsl.execution import batch
         from sglang_dsl.execution.results import rows_of
 
         if resume is not None:
@@ -370,7 +372,7 @@ class SglFunction(Signature[P, R]):
                 on_error=on_error,
                 ordered=ordered,
             )
-        return launch.run_batch(
+        return batch.run_batch(
             self,
             options,
             batch_kwargs,
@@ -397,14 +399,14 @@ class SglFunction(Signature[P, R]):
         """run_batch() for async code: an async iterator of finished states. Items may come from any
         iterable, including async ones, and are read as there is room for them. `budget` is for the whole
         batch. Leaving the loop early cancels what is still running."""
-        from sglang_dsl.execution import launch
+        from sglang_dsl.execution import batch
         from sglang_dsl.execution.results import rows_of
 
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = rows_of(batch_kwargs)
         options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
-        return launch.run_batch_async(
+        return batch.run_batch_async(
             self,
             options,
             batch_kwargs,
@@ -427,7 +429,7 @@ class SglFunction(Signature[P, R]):
             raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}{hint}")
         if isinstance(items, str | Mapping):
             raise BadProgram("run_batch takes a list of items, one per run: run_batch([item, ...])")
-        options = self._with_words(words)
+        options = self._updated(words)
         if options.stream:
             raise BadProgram("run_batch does not stream; run the items with stream=True instead")
         if words.get("budget") is not None:

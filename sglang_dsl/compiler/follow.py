@@ -39,25 +39,24 @@ class Startable(Protocol):
     def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
 
-# The programs called by the one that is being followed here; None where none is.
-_CALLED: contextvars.ContextVar[list[Program] | None] = contextvars.ContextVar(
+CALLED: contextvars.ContextVar[list[Program] | None] = contextvars.ContextVar(
     "sglang_dsl_called", default=None
 )
+"""The programs called by the one that is being followed here; None if none is."""
 
 
 def following() -> bool:
     """Whether the code that calls this is a program that is being followed: programs it calls are, too."""
-    return _CALLED.get() is not None
+    return CALLED.get() is not None
 
 
 def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
     """Follow a program; arguments not given are placeholders. Raises BadProgram, ProgramError."""
     bound, missing = _bound(program, args, kwargs, Placeholder)
     tracer = Tracer(program.name)
-    state = ProgramState(tracer)
     called: list[Program] = []
     try:
-        _write(program, state, bound, called)
+        state = _write(program, tracer, bound, called)
     except (BadProgram, ProgramError):
         raise
     except Exception as error:
@@ -66,7 +65,7 @@ def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState
             "arguments that it can work with, or do not branch on generated text in it"
         ) from error
     made = Program(program.name, tracer.body(), missing, tuple(called), program)
-    outer = _CALLED.get()
+    outer = CALLED.get()
     if outer is not None:
         outer.append(made)
     return state, made
@@ -88,19 +87,19 @@ def _bound(
 
 
 def _write(
-    program: Startable, state: ProgramState, given: inspect.BoundArguments, called: list[Program]
-) -> None:
-    before = _CALLED.set(called)
+    program: Startable, tracer: Tracer, given: inspect.BoundArguments, called: list[Program]
+) -> ProgramState:
+    state = ProgramState(tracer)
+    before = CALLED.set(called)
     try:
         if program.is_async:
-            core = state.core
-            assert isinstance(core, Tracer)
-            async_state = AsyncProgramState(core, state)
-            state.ret_value = _driven(program.write(async_state, given.args, given.kwargs))
+            async_state = AsyncProgramState(tracer, state)
+            tracer.ret_value = _driven(program.write(async_state, given.args, given.kwargs))
         else:
-            state.ret_value = program.write(state, given.args, given.kwargs)
+            tracer.ret_value = program.write(state, given.args, given.kwargs)
     finally:
-        _CALLED.reset(before)
+        CALLED.reset(before)
+    return state
 
 
 def _driven(work: Coroutine[Any, Any, Any]) -> Any:
@@ -191,7 +190,7 @@ def leading(program: Startable, args: Args, kwargs: Kwargs) -> Transcript:
     bound, _ = _bound(program, args, kwargs, _Unknown)
     core = _Leading(program.name)
     try:
-        _write(program, ProgramState(core), bound, [])
+        _write(program, core, bound, [])
     except _Enough:
         pass
     except (BadProgram, ProgramError):

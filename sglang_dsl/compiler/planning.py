@@ -1,21 +1,25 @@
-"""A dry run: what a program would ask its backend for, in calls, tokens and money. The backend is asked for
-nothing but to count tokens.
+"""What a traced program will request: its plan, a dry run that counts calls, tokens and money; and its
+constraints, which are sent to the backend before they are needed. Knows no executor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Price
 from sglang_dsl.compiler.trace import Program
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.conversation.requests import Prompt
 from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.errors import BadProgram, ProgramError
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import (
     Fork,
@@ -32,8 +36,13 @@ from sglang_dsl.ir import (
 )
 from sglang_dsl.views.notebook import Page
 
+log = logging.getLogger(__name__)
+
 CHARACTERS_PER_TOKEN = 4
-PATIENCE_S = 60.0
+COUNTING_S = 60.0
+COMPILING_S = 120.0
+AT_ONCE = 1024
+"""Constraints in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,7 @@ class _Counting:
 
     def prompt(self, prompt: Prompt) -> int:
         if self._backend is not None:
-            found = background().run(self._backend.count_tokens(prompt), PATIENCE_S)
+            found = background().run(self._backend.count_tokens(prompt), COUNTING_S)
             if found is not None:
                 self.how = f"tokens counted by {self._backend.name}'s tokenizer"
                 return found
@@ -255,3 +264,36 @@ def _say(said: Transcript, node: Node) -> Transcript:
             return said.close()
         case _:
             return said
+
+
+# -- constraints ---------------------------------------------------------------------------------------------
+
+
+def constraints_of(nodes: Iterable[Node], defaults: Sampling) -> tuple[Constraint, ...]:
+    """The constraints of the generations among `nodes`, each once, in order."""
+    constraints: dict[Constraint, None] = {}
+    for node in nodes:
+        if isinstance(node, Gen):
+            try:
+                constraint = lower(node, defaults).constraint
+            except BadProgram:
+                continue  # raised where it runs
+            if constraint is not None:
+                constraints[constraint] = None
+    return tuple(constraints)
+
+
+def precompile(backend: Backend, constraints: tuple[Constraint, ...]) -> None:
+    """Compile the constraints in the background. Nothing waits for it, and nothing fails by it: an error of a
+    constraint is raised where it is used."""
+    if constraints:
+        background().start(lambda: _precompile(backend, constraints))
+
+
+async def _precompile(backend: Backend, constraints: tuple[Constraint, ...]) -> None:
+    try:
+        async with asyncio.timeout(COMPILING_S):
+            for first in range(0, len(constraints), AT_ONCE):
+                await backend.precompile(constraints[first : first + AT_ONCE])
+    except (ProgramError, TimeoutError) as error:
+        log.debug("%s did not compile ahead: %s", backend.name, error)

@@ -254,6 +254,8 @@ class Tracer:
 
     def __init__(self, program: str, *, parent: Tracer | None = None) -> None:
         self.program = program
+        self.index: int | None = None
+        self.ret_value: Any = None
         self._nodes: list[Node | _Branching] = []
         self._variables: dict[str, Variable] = dict(parent._variables) if parent else {}
         self._inherited = dict(self._variables)

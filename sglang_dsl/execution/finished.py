@@ -74,9 +74,7 @@ def pack(state: ProgramState) -> PackedRun:
 
 def unpack(run: PackedRun, index: int | None) -> ProgramState:
     """The state of the program that was packed: to be read, not to be added to."""
-    state = ProgramState(Finished(_unpacked(run.state), run.raws))
-    state.ret_value, state.index = run.ret_value, index
-    return state
+    return ProgramState(Finished(_unpacked(run.state), run.raws, run.ret_value, index))
 
 
 def _pickled(state: ProgramState) -> tuple[Any, ...]:
@@ -192,11 +190,16 @@ def _unpacked(packed: PackedState) -> Snapshot:
     )
 
 
-class Finished(Core):
-    """What the state of a program stands on that has ended elsewhere."""
+class Finished:
+    """The core of a program that has ended in another process."""
 
-    def __init__(self, seen: Snapshot, raws: Mapping[str, str | list[str]]) -> None:
-        self._seen = seen
+    index: int | None
+    ret_value: Any
+
+    def __init__(
+        self, seen: Snapshot, raws: Mapping[str, str | list[str]], ret_value: Any, index: int | None
+    ) -> None:
+        self._seen, self.ret_value, self.index = seen, ret_value, index
         self._variables: dict[str, Variable] = {}
         for name, one in seen.variables.items():
             variable = self._variables[name] = Variable(name)

@@ -24,10 +24,9 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BadProgram, ProgramError, headline, of_item
 from sglang_dsl.errors.tracebacks import trim
-from sglang_dsl.execution.batch import bar_of
+from sglang_dsl.execution.batch import bar_of, batch_of
+from sglang_dsl.execution.engines import RayData
 from sglang_dsl.execution.finished import PackedRun, unpack
-from sglang_dsl.execution.launch import batch_of
-from sglang_dsl.execution.ray_data import RayData
 from sglang_dsl.execution.ray_worker import Keeper, Work, Worker
 from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
@@ -51,7 +50,7 @@ class Shape:
 def run_batch(
     how: RayData,
     program: Startable,
-    wanted: Options,
+    options: Options,
     items: Iterable[Any],
     *,
     limit: int | None,
@@ -62,17 +61,17 @@ def run_batch(
     """RayData.run_batch, where Ray is connected."""
     refuse_what_never_fits(ray, {"CPU": how.cpus, "GPU": how.gpus}, "RayData")
     waiting, refused = _packed(items, program.name)
-    backend = global_config.default_backend if wanted.backend is None else wanted.backend
-    mode = None if wanted.cache == "off" else cast(Mode, wanted.cache)
-    if mode is not None and wanted.cache_dir is not None:
-        Record(wanted.cache_dir, mode).close()  # a folder that cannot be used is told here
+    backend = global_config.default_backend if options.backend is None else options.backend
+    mode = None if options.cache == "off" else cast(Mode, options.cache)
+    if mode is not None and options.cache_dir is not None:
+        Record(options.cache_dir, mode).close()  # a folder that cannot be used is told here
     shape = _shape(how, limit, len(waiting))
-    bare = replace(cast(Any, wanted), backend=None, cache="off", cache_dir=None, batch_budget=None)
-    settings, budget = (global_config.sampling, global_config.timeout_s), wanted.batch_budget
+    bare = replace(cast(Any, options), backend=None, cache="off", cache_dir=None, batch_budget=None)
+    settings, budget = (global_config.sampling, global_config.timeout_s), options.batch_budget
     work = _sendable(
         Work(program, bare, backend, *settings, shape.limit, mode, budget), program.name, backend
     )
-    keeper = _keeper(wanted.cache_dir, mode, how.attempts, budget)
+    keeper = _keeper(options.cache_dir, mode, how.attempts, budget)
     outcomes = _outcomes(how, work, keeper, waiting, refused, shape, program.name)
     results = _in_order(outcomes) if ordered else outcomes
     return _settled(results, on_error, bar_of(len(waiting) + len(refused)) if progress else None)

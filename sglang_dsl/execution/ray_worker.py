@@ -24,10 +24,9 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Budget
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram, BudgetExceeded, headline
-from sglang_dsl.execution.batch import Job
+from sglang_dsl.execution.batch import Job, run_items
 from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
-from sglang_dsl.execution.launch import run_items
-from sglang_dsl.execution.scope import Scope
+from sglang_dsl.execution.launch import Scope
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
 from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
@@ -47,7 +46,7 @@ class Work(NamedTuple):
     the record, None without one; `budget`: of the whole batch."""
 
     program: Startable
-    wanted: Options
+    options: Options
     backend: Any
     sampling: Sampling
     timeout: float | None
@@ -213,7 +212,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - the outcome of this item
                 said = f"item {index} cannot be read in the worker: {headline(error)}"
                 yield index, _sent(BadProgram(said), work.program.name)
-        jobs = run_items(work.program, work.wanted, scope, loaded, work.limit)
+        jobs = run_items(work.program, work.options, scope, loaded, work.limit)
         for (index, _), job in zip(loaded, jobs):
             yield index, _sent(_outcome_of(job), work.program.name)
 

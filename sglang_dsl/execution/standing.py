@@ -12,7 +12,7 @@ from typing import Any, cast
 from sglang_dsl.concurrency.streams import blocking, run_here
 from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.execution.scope import scope_of
+from sglang_dsl.execution.launch import scope_of
 from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.parameters import Options
@@ -40,9 +40,9 @@ class Standing:
     """`state` stays the same object whatever happens; what it stands on is replaced. Calls of all that it
     ever stood on are counted in one ledger."""
 
-    def __init__(self, wanted: Options, name: str = "session") -> None:
+    def __init__(self, options: Options, name: str = "session") -> None:
         self._name, self._ledger = name, Ledger()
-        self._run = self._made(wanted)
+        self._run = self._made(options)
         self.state = ProgramState(Executor(self._run))
 
     @property
@@ -55,15 +55,15 @@ class Standing:
         """The calls of the backends, in order."""
         return self._ledger
 
-    def _made(self, wanted: Options) -> RunInfo:
-        run = scope_of(wanted).run(self._name, None, stream=True)
+    def _made(self, options: Options) -> RunInfo:
+        run = scope_of(options).run(self._name, None, stream=True)
         run.ledger = self._ledger
         return run
 
-    def runs_with(self, wanted: Options) -> None:
+    def runs_with(self, options: Options) -> None:
         """Go on from here with another backend, or other defaults."""
         here = self.now()
-        self._run = self._made(wanted)
+        self._run = self._made(options)
         self.put(here)
 
     def now(self) -> Checkpoint:

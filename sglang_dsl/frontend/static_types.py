@@ -40,7 +40,9 @@ if TYPE_CHECKING:
         """The ProgramState of a program that returns S. No parameter of ProgramState itself: mypy would then
         find Any in each function that takes one, and give up on overloads that take functions."""
 
-        ret_value: S
+        @property
+        def ret_value(self) -> S:
+            raise NotImplementedError
 
     class AsyncState(AsyncProgramState, Generic[S]):
         """And its AsyncProgramState."""

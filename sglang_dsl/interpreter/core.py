@@ -1,4 +1,4 @@
-"""Core: what a state stands on, an Executor while the program runs, a Tracer while it is compiled. Knows
+"""Core: what a state is based on, an Executor while the program runs, a Tracer while it is compiled. Knows
 neither."""
 
 from __future__ import annotations
@@ -27,23 +27,32 @@ class Checkpoint:
 
 
 class Core(Protocol):
-    """Everything a ProgramState asks for. Coroutines wait by the `until` that is given;
-    snapshot() waits for at most so many seconds (None: to the end)."""
+    """What a ProgramState is based on. Coroutines wait by `until`; snapshot() waits for at most `timeout_s`
+    seconds (None: to the end)."""
 
     @property
     def program(self) -> str: ...
     @property
+    def index(self) -> int | None:
+        """The position of its item in a batch."""
+        ...
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's function returned; None for a fork."""
+        ...
+
+    @property
     def body_error(self) -> BaseException | None:
-        """What the program's function raised, where that runs beside the reader."""
+        """The exception of the program's function, if it runs beside the reader."""
         ...
 
     def fault(self) -> BaseException | None:
-        """Of the variables set here, the first one's error whose text is no value of its type, as far as is
-        known by now."""
+        """The first error of a variable set here whose text is no valid value, as far as is known by now."""
         ...
 
     def submit(self, node: Node, src: Source | None = None) -> None:
-        """`src`: where it was added; by default where the user's code stands."""
+        """`src`: where it was added; by default the user's current line."""
         ...
 
     def known(self, name: str) -> bool: ...

@@ -84,6 +84,14 @@ class Executor:
         return self.run.program
 
     @property
+    def index(self) -> int | None:
+        return None if self.branch else self.run.index
+
+    @property
+    def ret_value(self) -> Any:
+        return None if self.branch else self.run.ret_value
+
+    @property
     def body_error(self) -> BaseException | None:
         return None if self.body is None else self.body.error
 

@@ -273,7 +273,8 @@ class RunInfo:
 
     __slots__ = (
         "__weakref__", "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index",
-        "inline", "ledger", "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+        "inline", "ledger", "meters", "program", "record", "ret_value", "seed", "speculation", "stop",
+        "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -295,6 +296,7 @@ class RunInfo:
         self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
         self.index, self.inline, self.speculation = index, inline, speculation
         self.caller = caller
+        self.ret_value: Any = None
         self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
         self.stop = _STOP.get()
         # What its function raised, where that runs beside the reader: why the rest is not done.
@@ -441,7 +443,7 @@ def located(cause: BaseException, context: dict[str, Any], timeout: float | None
     return error
 
 
-def place_in(error: BaseException) -> Source | None:
+def user_line(error: BaseException) -> Source | None:
     """Where the user's code stood when `error` came through it: the innermost frame outside this package."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -89,7 +89,7 @@ _ADDED = frozenset(
 class StateBase(_Checked, Displayed, Generic[T]):
     """Base of both kinds of state. T is the type of their turns."""
 
-    _FIELDS = frozenset({"_core", "_sync", "_forked_from", "ret_value", "index"})
+    _FIELDS = frozenset({"_core", "_sync", "_forked_from"})
     _core: Core
 
     def _page(self, timeout_s: float | None) -> Page:

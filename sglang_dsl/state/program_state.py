@@ -60,14 +60,21 @@ class ProgramState(StateBase["Turn"]):
     Use it from one thread at a time. Reading blocks until the value is there, and is safe from any thread.
     """
 
+    _forked_from: ProgramState | None = None
+    """Of a fork: keeps the state of a stream alive while a fork can be read."""
+
     def __init__(self, core: Core) -> None:
-        self._core = core
-        # What the user's function returned, once it has.
-        self.ret_value: Any = None
-        # In a batch, the place of its item.
-        self.index: int | None = None
-        # Of a fork: the state of a stream is there as long as somebody can read what comes of it.
-        self._forked_from: ProgramState | None = None
+        vars(self)["_core"] = core  # a known name: not checked
+
+    @property
+    def ret_value(self) -> Any:
+        """The return value of the program's function, once it has returned."""
+        return self._core.ret_value
+
+    @property
+    def index(self) -> int | None:
+        """In a batch, the position of its item."""
+        return self._core.index
 
     @property
     def stream_executor(self) -> ExecutorView:
