@@ -1,7 +1,7 @@
 """Backends by name, and how other objects become one. Loads a backend's module only when it is asked for.
 
-`common/runtime.py` has RuntimeBackend, the base class of the backends for the bundled runtime: `engine.py` in
-this process, and `endpoint.py` over HTTP. `common/api.py` has ApiBackend, the base class of the backends
+`engine.py` has RuntimeBackend, the base class of the backends for the bundled runtime, and the one in this
+process; `endpoint.py` is the one over HTTP. `common/api.py` has ApiBackend, the base class of the backends
 for other providers' APIs: it refuses what an API cannot do, sends requests and reads replies. `openai.py`,
 `anthropic.py` and `gemini.py` are one wire format each, and `litellm.py` uses that package.
 `common/remote.py` turns constraints into structured output, and `common/transport.py` is the HTTP client of

@@ -25,8 +25,8 @@ from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputD
 from runtime.protocol.registry import UnknownName
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.backends.common.native import as_json, check_answer, error_of, output_of
-from sglang_dsl.backends.common.runtime import PER_TOKEN, RuntimeBackend
 from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport, json_body, json_event
+from sglang_dsl.backends.engine import PER_TOKEN, RuntimeBackend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 

@@ -16,13 +16,7 @@ from urllib.parse import quote
 
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
-from sglang_dsl.backends.common.native import (
-    as_json,
-    choices_request,
-    output_of,
-    prompt_fields,
-    scores_of,
-)
+from sglang_dsl.backends.common.native import as_json, choices_request, output_of, scores_of
 from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
 from sglang_dsl.backends.common.openai_stream import OpenAIReply
@@ -189,7 +183,7 @@ class OpenAI(ApiBackend):
             body |= chat_messages(call.prompt, self.name, prefill=self.prefills, hint=hint)
             body |= chat_fields(call, shaped.form, self._limit_field)
             return ApiRequest(f"/chat/completions{self._query}", body)
-        if call.prompt.tools and call.tool_choice != "none":
+        if call.may_call_tools:
             raise Unsupported(
                 "text completions take no tools",
                 backend=self.name,
@@ -307,7 +301,7 @@ class OpenAI(ApiBackend):
 
     async def _measured(self, call: ChoiceCall) -> ChoiceScores:
         """By the bundled server's own interface, at the same address."""
-        body = as_json(choices_request(call, prompt_fields(call.prompt)))
+        body = as_json(choices_request(call, call.prompt.fields))
         path = f"{self._transport.base_url.removesuffix('/v1')}/generate"
         output = output_of(await self.send(ApiRequest(path, body), call.timeout), self.name)
         missing = BackendError("the server returned a choice without scores", backend=self.name)

@@ -32,6 +32,15 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
             return "".join(m.content for m in self.messages if isinstance(m.content, str))
         return None
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As fields of a request to the runtime: text, or a conversation, which the server renders."""
+        text = self.plain_text
+        if text is not None:
+            return {"text": text}
+        tools = {"tools": list(self.tools)} if self.tools else {}
+        return {"messages": list(self.messages), **tools}
+
 
 class Call(msgspec.Struct, frozen=True, gc=False):
     """One generation. `timeout` in seconds. Where the prompt has tools, `tool_choice` is "auto", "none"
@@ -53,8 +62,13 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities of the output are asked for: `top_logprobs` asks for them, too."""
+        """Whether log-probabilities of the output are requested, also by `top_logprobs`."""
         return self.return_logprob or self.top_logprobs > 0
+
+    @property
+    def may_call_tools(self) -> bool:
+        """Whether the reply may call tools."""
+        return bool(self.prompt.tools) and self.tool_choice != "none"
 
 
 class ChoiceCall(msgspec.Struct, frozen=True, gc=False):

@@ -149,7 +149,7 @@ class ApiBackend(Backend):
         self._check(call)
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
-        if call.prompt.tools and call.tool_choice != "none":
+        if call.may_call_tools:
             async for delta in self.whole(call):
                 yield delta
             return

@@ -20,11 +20,6 @@ from sglang_dsl.backends.base import Call, Completion
 from sglang_dsl.errors import Unsupported
 
 
-def calls_tools(call: Call) -> bool:
-    """Whether the reply may call tools."""
-    return bool(call.prompt.tools) and call.tool_choice != "none"
-
-
 def held_to_tools(call: Call, key: str | None, backend: str) -> tuple[Call, str]:
     """The call with its reply held to calls of its tools, and the parser of that reply. key: of the model's
     format. Raises Unsupported where that is not known and the reply is free."""
