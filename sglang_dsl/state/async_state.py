@@ -26,10 +26,9 @@ from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
 from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen, Node, Select, caller
-from sglang_dsl.state.base import Group, StateBase
-from sglang_dsl.state.branches import Vote
+from sglang_dsl.state.base import StateBase, checked, choice_of, name_of
+from sglang_dsl.state.branches import Group, Vote
 from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
-from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import AsyncToolLoop, Steps, begun, calls_of, opened, running_loop
 
 if TYPE_CHECKING:

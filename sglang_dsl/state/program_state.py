@@ -37,11 +37,9 @@ from sglang_dsl.ir import (
     caller,
     concat,
 )
-from sglang_dsl.state import branches
-from sglang_dsl.state.base import Group, StateBase
-from sglang_dsl.state.branches import Vote
+from sglang_dsl.state.base import StateBase, checked, choice_of, name_of
+from sglang_dsl.state.branches import Group, Vote, in_threads
 from sglang_dsl.state.executor_view import ExecutorView
-from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import Steps, ToolLoop, begun, calls_of, opened
 from sglang_dsl.views.notebook import REPR_WAIT_S
 
@@ -353,9 +351,7 @@ class ProgramState(StateBase["Turn"]):
             return group[index] if made is None else made
 
         try:
-            return branches.in_threads(
-                [functools.partial(work, index) for index in range(len(given))], in_thread
-            )
+            return in_threads([functools.partial(work, index) for index in range(len(given))], in_thread)
         except BaseException:
             group.cancel()
             raise

@@ -28,7 +28,8 @@ from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.run import Stop
 from sglang_dsl.settings import global_config
-from sglang_dsl.state.base import Group, StateBase
+from sglang_dsl.state.base import StateBase
+from sglang_dsl.state.branches import Group
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 
 STATE = "s"
