@@ -37,8 +37,9 @@ class Budget:
     price: Price | None = None
 
     def __repr__(self) -> str:
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
-        return f"Budget({', '.join(f'{name}={one!r}' for name, one in said.items() if one is not None)})"
+        limits = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = [f"{name}={value!r}" for name, value in limits.items() if value is not None]
+        return f"Budget({', '.join(shown)})"
 
     def __post_init__(self) -> None:
         for name in ("tokens", "calls", "seconds", "cost"):
@@ -56,10 +57,10 @@ def price_per_million(prompt: float, completion: float, cached: float | None = N
     cached tokens cost as much as `prompt` tokens."""
 
     def price(meta: Mapping[str, Any]) -> float:
-        said, found, made = (
+        sent, reused, generated = (
             int(meta.get(key) or 0) for key in ("prompt_tokens", "cached_tokens", "completion_tokens")
         )
-        cost = (said - found) * prompt + found * (prompt if cached is None else cached) + made * completion
-        return cost / 1e6
+        of_cached = prompt if cached is None else cached
+        return ((sent - reused) * prompt + reused * of_cached + generated * completion) / 1e6
 
     return price

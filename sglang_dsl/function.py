@@ -20,7 +20,6 @@ from typing import (
     Concatenate,
     Generic,
     ParamSpec,
-    Protocol,
     TypeVar,
     Unpack,
     cast,
@@ -39,7 +38,8 @@ if TYPE_CHECKING:
     from sglang_dsl.compiler.planning import Plan
     from sglang_dsl.compiler.trace import Program
     from sglang_dsl.frontend.static_types import (
-        RunWords,
+        Decorator,
+        RunArguments,
         Signature,
         calls_as_it_runs,
         runs,
@@ -55,14 +55,6 @@ if TYPE_CHECKING:
     P = typing_extensions.ParamSpec("P", default=...)
     Q = ParamSpec("Q")
     R = typing_extensions.TypeVar("R", covariant=True, default=Any)
-
-    class Decorator(Protocol):
-        """@function(temperature=0)"""
-
-        @overload
-        def __call__(self, func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
-        @overload
-        def __call__(self, func: Callable[..., Any], /) -> SglFunction[..., Any]: ...
 else:
     P, R = ParamSpec("P"), TypeVar("R", covariant=True)
     Signature = Generic
@@ -73,7 +65,15 @@ else:
     calls_as_it_runs = runs_async = streams_async = runs_batches = runs_batches_async = runs
 
 
-_BATCH_WORDS = ("num_threads", "progress_bar", "generator_style", "on_error", "ordered", "resume", "engine")
+_BATCH_ARGUMENTS = (
+    "num_threads",
+    "progress_bar",
+    "generator_style",
+    "on_error",
+    "ordered",
+    "resume",
+    "engine",
+)
 _STATES = frozenset({"s", "state"})
 """Names of first parameters that are surely meant to be the state."""
 _MOST_SHAPES = 64
@@ -116,8 +116,8 @@ class SglFunction(Signature[P, R]):
             )
         first = parameters[0]
         takes_all = first.kind is inspect.Parameter.VAR_POSITIONAL
-        own = parameters if takes_all else parameters[1 + len(owner) :]
-        self.signature = inspect.Signature(own)
+        rest = parameters if takes_all else parameters[1 + len(owner) :]
+        self.signature = inspect.Signature(rest)
         self._taken: set[tuple[int, tuple[str, ...]]] = set()
 
     @property
@@ -135,8 +135,8 @@ class SglFunction(Signature[P, R]):
         return self._func(*self._owner, state, *args, **kwargs)
 
     def _copy(self, **changes: Any) -> SglFunction[..., R]:
-        given: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
-        return SglFunction(self._func, **(given | changes))
+        state: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
+        return SglFunction(self._func, **(state | changes))
 
     def __reduce_ex__(self, protocol: Any, /) -> Any:
         """A program of a module is pickled by its name there, as functions are, its copies by that name and
@@ -147,8 +147,8 @@ class SglFunction(Signature[P, R]):
         if isinstance(named, SglFunction) and named._func is self._func and named.__module__ != "__main__":
             if named is self:
                 return self._func.__qualname__
-            words = {"options": self._options, "bound": self._bound, "owner": self._owner}
-            return functools.partial(named._copy, **words), ()
+            changes = {"options": self._options, "bound": self._bound, "owner": self._owner}
+            return functools.partial(named._copy, **changes), ()
         return super().__reduce_ex__(protocol)
 
     @overload
@@ -190,7 +190,7 @@ class SglFunction(Signature[P, R]):
                 raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}{hint}")
         return self._copy(bound=self._bound | arguments)
 
-    def options(self, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]:
+    def options(self, **kwargs: Unpack[RunArguments]) -> SglFunction[P, R]:
         """A copy of this program with other defaults for the keyword arguments of run (backend, timeout,
         temperature, ...). Raises BadProgram."""
         if unknown := sorted(set(kwargs) - RUN_OPTIONS):
@@ -220,14 +220,14 @@ class SglFunction(Signature[P, R]):
         would."""
         if not self._bound:
             return args, kwargs
-        given = self.signature.bind_partial(*args, **kwargs).arguments
+        passed = self.signature.bind_partial(*args, **kwargs).arguments
         extra = next(
             (p.name for p in self.signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD),
             None,
         )
-        taken = {*given, *(given.get(extra, {}) if extra else {})}
+        names = {*passed, *(passed.get(extra, {}) if extra else {})}
         filled = self.signature.bind_partial(
-            *args, **kwargs, **{k: v for k, v in self._bound.items() if k not in taken}
+            *args, **kwargs, **{k: v for k, v in self._bound.items() if k not in names}
         )
         return filled.args, filled.kwargs
 
@@ -245,12 +245,12 @@ class SglFunction(Signature[P, R]):
 
     def _meant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """What to do about arguments that the function does not take."""
-        own = self.signature.parameters
+        parameters = self.signature.parameters
         state = list(inspect.signature(self._func).parameters)[len(self._owner)]
-        if state in kwargs or (args and len(args) > len(own) and state not in _STATES):
-            line = f"def {self._func.__name__}({', '.join(['s', state, *own])})"
+        if state in kwargs or (args and len(args) > len(parameters) and state not in _STATES):
+            line = f"def {self._func.__name__}({', '.join(['s', state, *parameters])})"
             return f"; its first parameter is the state, which no caller passes: {line}"
-        return "".join(near(name, [*own, *RUN_OPTIONS]) for name in kwargs if name not in own)
+        return "".join(near(name, [*parameters, *RUN_OPTIONS]) for name in kwargs if name not in parameters)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -417,22 +417,22 @@ class SglFunction(Signature[P, R]):
         )
 
     def _batch_options(
-        self, items: object, num_threads: int | str, on_error: str, words: dict[str, Any]
+        self, items: object, num_threads: int | str, on_error: str, kwargs: dict[str, Any]
     ) -> Options:
         """Raises BadProgram, TypeError."""
         if on_error not in ("raise", "return"):
             raise BadProgram(f'on_error must be "raise" or "return", got {on_error!r}')
         if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
             raise BadProgram(f'num_threads must be "auto" or at least 1, got {num_threads!r}')
-        if unknown := sorted(set(words) - RUN_OPTIONS):
-            hint = near(unknown[0], [*RUN_OPTIONS, *_BATCH_WORDS])
+        if unknown := sorted(set(kwargs) - RUN_OPTIONS):
+            hint = near(unknown[0], [*RUN_OPTIONS, *_BATCH_ARGUMENTS])
             raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}{hint}")
         if isinstance(items, str | Mapping):
             raise BadProgram("run_batch takes a list of items, one per run: run_batch([item, ...])")
-        options = self._updated(words)
+        options = self._updated(kwargs)
         if options.stream:
             raise BadProgram("run_batch does not stream; run the items with stream=True instead")
-        if words.get("budget") is not None:
+        if kwargs.get("budget") is not None:
             options = replace(options, budget=self._options.budget, batch_budget=options.budget)
         return options
 
@@ -478,15 +478,17 @@ class SglFunction(Signature[P, R]):
 
 
 @overload
-def function(func: Callable[Concatenate[Any, P], R], /, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]: ...
+def function(
+    func: Callable[Concatenate[Any, P], R], /, **kwargs: Unpack[RunArguments]
+) -> SglFunction[P, R]: ...
 
 
 @overload
-def function(func: Callable[..., Any], /, **kwargs: Unpack[RunWords]) -> SglFunction: ...
+def function(func: Callable[..., Any], /, **kwargs: Unpack[RunArguments]) -> SglFunction: ...
 
 
 @overload
-def function(**kwargs: Unpack[RunWords]) -> Decorator: ...
+def function(**kwargs: Unpack[RunArguments]) -> Decorator: ...
 
 
 @exposed

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 
-_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "runtime")
+_RUNTIME = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "runtime")
 _SITES = ("site-packages", "dist-packages")
 
 
@@ -17,27 +17,27 @@ def refuse_another_runtime() -> None:
     try:
         spec = importlib.util.find_spec("runtime")
     except ValueError:  # loaded by hand, without a spec
-        spec, place = None, getattr(sys.modules["runtime"], "__file__", None) or "made in memory"
+        spec, path = None, getattr(sys.modules["runtime"], "__file__", None) or "made in memory"
     else:
         if spec is None:
             return  # as missing as any other module: the import says so
         folders = spec.submodule_search_locations or ()
         if any(
-            folder == _OWN or os.path.isfile(os.path.join(folder, "protocol", "registry.py"))
+            folder == _RUNTIME or os.path.isfile(os.path.join(folder, "protocol", "registry.py"))
             for folder in folders
         ):
             return
-        place = spec.origin or next(iter(folders), "made in memory")
+        path = spec.origin or next(iter(folders), "made in memory")
     raise ImportError(
-        f"sglang_dsl needs its own package `runtime`, but another module of that name comes first: {place}; "
-        + _advice(place),
+        f"sglang_dsl needs its own package `runtime`, but another module of that name comes first: {path}; "
+        + _advice(path),
         name="runtime",
-        path=place,
+        path=path,
     )
 
 
-def _advice(place: str) -> str:
-    if any(part in _SITES for part in place.split(os.sep)):
+def _advice(path: str) -> str:
+    if any(part in _SITES for part in path.split(os.sep)):
         return "uninstall the package it came with, or give sglang-dsl an environment without it"
     return "give it another name, or start Python where it is not on sys.path"
 

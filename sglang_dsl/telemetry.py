@@ -99,7 +99,7 @@ def _traceparent(context: Any) -> str | None:
 
 
 def _attributes(event: CallEvent) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.system": event.backend or "none",
         "sglang_dsl.program": event.program,
@@ -109,15 +109,15 @@ def _attributes(event: CallEvent) -> dict[str, Any]:
         "sglang_dsl.step": event.step,
     }
     if event.index is not None:
-        made["sglang_dsl.item"] = event.index
+        attributes["sglang_dsl.item"] = event.index
     if event.source is not None:
-        made["code.file.path"], made["code.line.number"] = event.source.file, event.source.line
-    return made
+        attributes["code.file.path"], attributes["code.line.number"] = event.source.file, event.source.line
+    return attributes
 
 
 def _results(event: CallEvent) -> dict[str, Any]:
     meta = event.meta
-    told = {
+    results = {
         "gen_ai.usage.input_tokens": meta.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": meta.get("completion_tokens"),
         "gen_ai.response.id": meta.get("id"),
@@ -128,7 +128,7 @@ def _results(event: CallEvent) -> dict[str, Any]:
     }
     finish = meta.get("finish_reason")
     if isinstance(finish, dict) and finish.get("type"):
-        told["gen_ai.response.finish_reasons"] = (str(finish["type"]),)
+        results["gen_ai.response.finish_reasons"] = (str(finish["type"]),)
     if event.replayed:
-        told["sglang_dsl.replayed"] = True
-    return {key: value for key, value in told.items() if value is not None}
+        results["sglang_dsl.replayed"] = True
+    return {key: value for key, value in results.items() if value is not None}

@@ -38,7 +38,7 @@ class Backend(ABC):
     # meta["output_token_logprobs"] tells the tokens of a text where log-probabilities are asked for.
     speculates: bool = False
     prefills: bool = False
-    tells_tokens: bool = False
+    reports_tokens: bool = False
     # Whether a prompt may have tools, and meta["tool_calls"] then tells which of them a reply calls.
     calls_tools: bool = False
 

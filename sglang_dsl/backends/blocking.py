@@ -104,14 +104,14 @@ class SglSamplingParams:
     def _named(self, *same: str, **renamed: str) -> dict[str, Any]:
         names = {name: name for name in same} | renamed
         return {
-            told: list(value) if isinstance(value, tuple) else value
-            for name, told in names.items()
+            target: list(value) if isinstance(value, tuple) else value
+            for name, target in names.items()
             if (value := getattr(self, name)) not in (None, ()) and not (name == "top_k" and value == -1)
         }
 
 
 @dataclass
-class Asked:
+class StateView:
     """What a method of a BaseBackend may read of the state.
 
     text_          the prompt, turns as the backend's chat template writes them
@@ -147,7 +147,7 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
     @functools.cached_property
     def endpoint(self) -> Backend:
         """The backend that programs run on."""
-        return _Beside(self)
+        return _OnThreads(self)
 
     def get_model_name(self) -> str:
         """Which model answers."""
@@ -157,18 +157,18 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
         """How turns are written in `s.text_`."""
         return self.chat_template or get_chat_template("default")
 
-    def generate(self, s: Asked, sampling_params: SglSamplingParams) -> tuple[Any, dict[str, Any]]:
+    def generate(self, s: StateView, sampling_params: SglSamplingParams) -> tuple[Any, dict[str, Any]]:
         """The text (for n > 1 a list) and its meta."""
         raise NotImplementedError
 
     def generate_stream(
-        self, s: Asked, sampling_params: SglSamplingParams
+        self, s: StateView, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Pieces of the text, each with its meta. Left out: the text comes whole."""
         raise NotImplementedError
 
     def select(
-        self, s: Asked, choices: list[str], temperature: float, choices_method: Any = None
+        self, s: StateView, choices: list[str], temperature: float, choices_method: Any = None
     ) -> ChoicesDecision:
         """One of `choices`."""
         raise NotImplementedError
@@ -193,7 +193,7 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
 BaseBackend.register(Backend)  # type: ignore[type-abstract]
 
 
-class _Beside(Backend):
+class _OnThreads(Backend):
     """A BaseBackend, called on threads."""
 
     def __init__(self, inner: BaseBackend) -> None:
@@ -208,8 +208,8 @@ class _Beside(Backend):
         return f"{self.name}:{self._inner.get_model_name()}"
 
     async def generate(self, call: Call) -> Completion:
-        asked, params = self._asked(call.prompt), self._params(call)
-        text, meta = await self._call(self._inner.generate, asked, params)
+        view, params = self._view(call.prompt), self._params(call)
+        text, meta = await self._call(self._inner.generate, view, params)
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
             raise BackendError(
@@ -222,35 +222,37 @@ class _Beside(Backend):
             done = await self.generate(call)
             yield Delta(done.texts[0], done.meta)
             return
-        asked, params = self._asked(call.prompt), self._params(call)
-        pieces = await self._call(self._inner.generate_stream, asked, params)
+        view, params = self._view(call.prompt), self._params(call)
+        pieces = await self._call(self._inner.generate_stream, view, params)
         meta: dict[str, Any] = {}
         while (piece := await self._call(next, pieces, None)) is not None:
-            text, told = piece
-            meta |= told or {}
+            text, more = piece
+            meta |= more or {}
             if text:
                 yield Delta(text)
         yield Delta("", meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        asked = self._asked(call.prompt)
+        view = self._view(call.prompt)
         name = "unconditional_likelihood_normalized" if call.unconditional else "token_length_normalized"
-        made: Any = await self._call(
-            self._inner.select, asked, list(call.choices), call.temperature, METHODS[name]
+        result: Any = await self._call(
+            self._inner.select, view, list(call.choices), call.temperature, METHODS[name]
         )
-        taken, told = (made.decision, made.meta_info) if isinstance(made, ChoicesDecision) else (made, {})
-        if taken not in call.choices:
+        choice, extra = (
+            (result.decision, result.meta_info) if isinstance(result, ChoicesDecision) else (result, {})
+        )
+        if choice not in call.choices:
             raise BackendError(
-                f"select returned {taken!r:.80}, which is not one of the options", backend=self.name
+                f"select returned {choice!r:.80}, which is not one of the options", backend=self.name
             )
-        index, prior = call.choices.index(taken), (0.0,) if call.unconditional else None
+        index, prior = call.choices.index(choice), (0.0,) if call.unconditional else None
         scores = (
             ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
         )
-        return ChoiceScores(tuple(scores), {**told, "exact": False, "how": "the backend's own select"})
+        return ChoiceScores(tuple(scores), {**extra, "exact": False, "how": "the backend's own select"})
 
     async def commit(self, prompt: Prompt) -> None:
-        await self._call(self._inner.cache_prefix, self._asked(prompt).text_)
+        await self._call(self._inner.cache_prefix, self._view(prompt).text_)
 
     async def aflush_cache(self) -> bool:
         return bool(await self._call(self._inner.flush_cache))
@@ -266,7 +268,7 @@ class _Beside(Backend):
     def _pool(self) -> Threads:
         return Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
 
-    def _asked(self, prompt: Prompt) -> Asked:
+    def _view(self, prompt: Prompt) -> StateView:
         template, text = self._inner.get_chat_template(), prompt.plain_text
         last = prompt.messages[-1] if prompt.messages else None
         done = [
@@ -274,7 +276,7 @@ class _Beside(Backend):
             for message in prompt.messages
             if not message.open and message.role != "raw"
         ]
-        return Asked(
+        return StateView(
             render_prompt(prompt.messages, template) if text is None else text,
             done,
             last.role if last is not None and last.open and last.role != "raw" else None,
@@ -283,11 +285,13 @@ class _Beside(Backend):
 
     def _params(self, call: Call) -> SglSamplingParams:
         """Raises Unsupported for what has no place in them."""
-        words = {one.name for one in dataclasses.fields(SglSamplingParams)}
-        said = {name: getattr(call.sampling, name) for name in call.sampling.__struct_fields__ if name != "n"}
+        fields = {one.name for one in dataclasses.fields(SglSamplingParams)}
+        values = {
+            name: getattr(call.sampling, name) for name in call.sampling.__struct_fields__ if name != "n"
+        }
         unchanged = type(call.sampling)()
         unable = [
-            name for name, value in said.items() if name not in words and value != getattr(unchanged, name)
+            name for name, value in values.items() if name not in fields and value != getattr(unchanged, name)
         ]
         constraint = call.constraint
         if constraint is not None and constraint.kind not in _FORMS:
@@ -296,7 +300,7 @@ class _Beside(Backend):
             raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}", backend=self.name)
         form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
         return SglSamplingParams(
-            **{name: value for name, value in said.items() if name in words},
+            **{name: value for name, value in values.items() if name in fields},
             n=call.n,
             return_logprob=call.return_logprob or None,
             logprob_start_len=call.logprob_start_len if call.logprob_start_len >= 0 else None,

@@ -76,7 +76,7 @@ class RuntimeEndpoint(RuntimeBackend):
         super().__init__()
         self.base_url = base_url.rstrip("/")
         self.timeout = timeout
-        self._made_with: dict[str, Any] = {
+        self._arguments: dict[str, Any] = {
             "api_key": api_key,
             "verify": verify,
             "chat_template_name": chat_template_name,
@@ -104,7 +104,7 @@ class RuntimeEndpoint(RuntimeBackend):
     def __reduce__(self) -> Any:
         """For worker processes of a batch: another endpoint of the same server, with connections of its
         own."""
-        return functools.partial(RuntimeEndpoint, lazy=True, **self._made_with), (self.base_url,)
+        return functools.partial(RuntimeEndpoint, lazy=True, **self._arguments), (self.base_url,)
 
     @property
     def identity(self) -> str:
@@ -276,11 +276,11 @@ class RuntimeEndpoint(RuntimeBackend):
 
 def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
     """A request's fields for it: text, and what its images refer to. Raises TemplateError for other media."""
-    found = render(prompt.messages, template)
-    if found.videos or found.audios:
+    rendered = render(prompt.messages, template)
+    if rendered.videos or rendered.audios:
         render_prompt(prompt.messages, template)  # which refuses them by their place
-    images = [{"url": one.url, "detail": one.detail} for one in found.images]
-    return {"text": found.text, **({"image_data": images} if images else {})}
+    images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
+    return {"text": rendered.text, **({"image_data": images} if images else {})}
 
 
 def _check_reachable(url: str) -> None:

@@ -51,7 +51,9 @@ _PARTS: Registry[Any] = Registry(
     {"values of schemas": "runtime.grammar.json_schema.examples:values_of"},
     extras={"values of schemas": "mock"},
 )
-_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp")
+_VOCABULARY = (
+    "amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp",
+)  # fmt: skip
 _OPTIONS = frozenset({"require_reasoning", "return_text_in_logprobs"})
 _WORD = re.compile(r"\s*\S+|\s+$")
 
@@ -179,7 +181,7 @@ class MockBackend(Backend):
             scores = []
             for option in call.choices:
                 logprobs = self._score(call, prompt, option)
-                prior = tuple(self._made_up("", option, len(logprobs))) if call.unconditional else None
+                prior = tuple(self._logprobs_of("", option, len(logprobs))) if call.unconditional else None
                 scores.append(ChoiceScore(logprobs, unconditional=prior))
             used = sum(self._size(option) for option in call.choices)
             return ChoiceScores(tuple(scores), self._meta(number, call.prompt, used, {"type": "stop"}))
@@ -242,17 +244,18 @@ class MockBackend(Backend):
         self.calls.append(call)
         return next(self._count)
 
-    async def _complete(self, call: Call, number: int, made: Reply | Awaitable[Reply]) -> Completion:
-        reply: Any = made if isinstance(made, str) or not inspect.isawaitable(made) else await made
-        said = reply.meta if isinstance(reply, Completion) else {}
+    async def _complete(self, call: Call, number: int, reply: Any) -> Completion:
+        if not isinstance(reply, str) and inspect.isawaitable(reply):
+            reply = await reply
+        extra = reply.meta if isinstance(reply, Completion) else {}
         if isinstance(reply, Completion):
             reply = reply.texts
-        given = [reply] * call.n if isinstance(reply, str) else list(reply)
-        if len(given) != call.n:
-            raise BackendError(f"the script has {len(given)} texts for a call that requests {call.n}")
+        replies = [reply] * call.n if isinstance(reply, str) else list(reply)
+        if len(replies) != call.n:
+            raise BackendError(f"the script has {len(replies)} texts for a call that requests {call.n}")
         texts, used, finish = [], 0, {"type": "stop"}
         faults: list[dict[str, Any]] = []
-        for text in given:
+        for text in replies:
             cut, size, finish = self._cut(text, call)
             fault = None
             if call.constraint is not None and finish["type"] != "length":
@@ -264,13 +267,13 @@ class MockBackend(Backend):
         if any(faults[1:]):
             meta["samples"] = [{**meta, **one} for one in faults]
         if call.return_logprob:
-            made_up = self._made_up(_flat(call.prompt), texts[0], self._size(texts[0]))
-            # As an engine tells them, (logprob, id, text); there are no ids here.
-            told = self._tokens(texts[0]) if call.options.get("return_text_in_logprobs") else None
+            logprobs = self._logprobs_of(_flat(call.prompt), texts[0], self._size(texts[0]))
+            # As an engine reports them, (logprob, id, text); there are no ids here.
+            tokens = self._tokens(texts[0]) if call.options.get("return_text_in_logprobs") else None
             meta["output_token_logprobs"] = [
-                [value, None, told[at] if told else None] for at, value in enumerate(made_up)
+                [value, None, tokens[at] if tokens else None] for at, value in enumerate(logprobs)
             ]
-        return Completion(tuple(texts), meta | said)
+        return Completion(tuple(texts), meta | extra)
 
     def _reply(self, call: Call) -> Reply | Awaitable[Reply]:
         if self._script is not None:
@@ -294,10 +297,10 @@ class MockBackend(Backend):
         constraint = call.constraint
         if constraint is None:
             bytes_of = itertools.cycle(digest)
-            words = [_WORDS[next(bytes_of) % len(_WORDS)] for _ in range(2 + digest[0] % 3)]
-            while self._size(" ".join(words)) < call.sampling.min_new_tokens:
-                words.append(_WORDS[next(bytes_of) % len(_WORDS)])
-            return " ".join(words)
+            parts = [_VOCABULARY[next(bytes_of) % len(_VOCABULARY)] for _ in range(2 + digest[0] % 3)]
+            while self._size(" ".join(parts)) < call.sampling.min_new_tokens:
+                parts.append(_VOCABULARY[next(bytes_of) % len(_VOCABULARY)])
+            return " ".join(parts)
         match constraint.kind:
             case "regex":
                 try:
@@ -371,7 +374,7 @@ class MockBackend(Backend):
         for turn in prompt.messages:
             if turn.role == RAW_ROLE or type(turn.content) is not str:
                 return self._size(_flat(prompt))
-            size += _words(turn.role, turn.content, turn.open)
+            size += _word_count(turn.role, turn.content, turn.open)
         return size
 
     def _meta(self, number: int, prompt: Prompt, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
@@ -397,17 +400,17 @@ class MockBackend(Backend):
     def _score(self, call: ChoiceCall, prompt: str, option: str) -> tuple[float, ...]:
         if callable(self.scores):
             return tuple(self.scores(call, option))
-        found = self.scores.get(option) if self.scores is not None else None
-        match found:
+        score = self.scores.get(option) if self.scores is not None else None
+        match score:
             case None:
-                return tuple(self._made_up(prompt, option, max(1, self._size(option))))
+                return tuple(self._logprobs_of(prompt, option, max(1, self._size(option))))
             case int() | float():
-                return (float(found),)
+                return (float(score),)
             case _:
-                return tuple(found)
+                return tuple(score)
 
     @staticmethod
-    def _made_up(prompt: str, text: str, count: int) -> Iterator[float]:
+    def _logprobs_of(prompt: str, text: str, count: int) -> Iterator[float]:
         """Log-probabilities that depend on prompt and text alone."""
         for index in range(count):
             key = f"{prompt}\0{text}\0{index}".encode("utf-8", "surrogatepass")
@@ -439,7 +442,7 @@ def _beyond(kind: str, why: object) -> Unsupported:
 
 
 @functools.lru_cache(maxsize=4096)
-def _words(role: str, content: str, is_open: bool) -> int:
+def _word_count(role: str, content: str, is_open: bool) -> int:
     """Words of a turn, and one for a blank behind the last one."""
     text = f"{opening(role)}{content}"
     return len(text.split()) + (is_open and text[-1].isspace())
@@ -472,9 +475,9 @@ def _held(constraint: Constraint, text: str, cut: str, reasons: bool) -> tuple[s
     fault = None
     for answer in answers:
         try:
-            found = fitted(constraint, answer)
+            value = fitted(constraint, answer)
         except Misfit as error:
             fault = fault or str(error)
         else:
-            return cut if found == answer else found, None
+            return cut if value == answer else value, None
     return cut, fault

@@ -95,7 +95,7 @@ class OpenAI(ApiBackend):
     """
 
     name = "openai"
-    tells_tokens = True
+    reports_tokens = True
     constraint_hint = (
         'use json_schema or choices in a chat, or pass extensions=["regex"] or ["ebnf"] if the server '
         "supports it"
@@ -229,15 +229,15 @@ class OpenAI(ApiBackend):
 
     async def _echoed(self, text: str, call: ChoiceCall) -> ChoiceScores:
         """Scores by the log-probabilities of prompt + option, which the server gives back."""
-        asked = [text + choice for choice in call.choices]
-        answers = await self._echo(asked, call.timeout)
+        prompts = [text + choice for choice in call.choices]
+        answers = await self._echo(prompts, call.timeout)
         starts = [_first_after(answer, len(text)) for answer in answers]
         offset = min(answer["text_offset"][at] for answer, at in zip(answers, starts, strict=True))
         scores: list[tuple[float, ...]] = []
-        for answer, whole in zip(answers, asked, strict=True):
+        for answer, whole in zip(answers, prompts, strict=True):
             spans = zip(answer["token_logprobs"], answer["text_offset"], strict=True)
             scores.append(tuple(lp for lp, at in spans if offset <= at < len(whole) and lp is not None))
-        priors: list[tuple[float | None, ...] | None] = [None] * len(asked)
+        priors: list[tuple[float | None, ...] | None] = [None] * len(prompts)
         if call.unconditional:
             bare = await self._echo(list(call.choices), call.timeout)
             priors = [
@@ -291,13 +291,13 @@ class OpenAI(ApiBackend):
         answer = await self._complete(list(prompts), fields, timeout)
         match answer:
             case {"choices": list(choices)} if len(choices) == len(prompts):
-                found = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
+                logprobs = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
             case _:
                 raise BackendError(f"the API's answer is not a completion: {str(answer)[:200]!r}")
         self.token_usage.count(answer.get("usage") or {})
-        if not all(isinstance(one, dict) and one.get("token_logprobs") for one in found):
+        if not all(isinstance(one, dict) and one.get("token_logprobs") for one in logprobs):
             raise Unsupported(f"{self.name} sent no log-probabilities with echo", backend=self.name)
-        return found
+        return logprobs
 
     async def _measured(self, call: ChoiceCall) -> ChoiceScores:
         """By the bundled server's own interface, at the same address."""

@@ -64,39 +64,39 @@ def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState
             f"{program.name} cannot be traced without a run: {type(error).__name__}: {error}; give it "
             "arguments that it can work with, or do not branch on generated text in it"
         ) from error
-    made = Program(program.name, tracer.body(), missing, tuple(called), program)
+    traced = Program(program.name, tracer.body(), missing, tuple(called), program)
     outer = CALLED.get()
     if outer is not None:
-        outer.append(made)
-    return state, made
+        outer.append(traced)
+    return state, traced
 
 
 def _bound(
-    program: Startable, args: Args, kwargs: Kwargs, made: type[Placeholder]
+    program: Startable, args: Args, kwargs: Kwargs, placeholder: type[Placeholder]
 ) -> tuple[inspect.BoundArguments, tuple[str, ...]]:
     """The arguments, and the names of those that placeholders stand for."""
     args, kwargs = program.fill(args, kwargs)
-    given = program.signature.bind_partial(*args, **kwargs)
+    bound = program.signature.bind_partial(*args, **kwargs)
     missing: list[str] = []
     for name, parameter in program.signature.parameters.items():
         ordinary = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if ordinary and name not in given.arguments and parameter.default is parameter.empty:
-            given.arguments[name] = made(name)
+        if ordinary and name not in bound.arguments and parameter.default is parameter.empty:
+            bound.arguments[name] = placeholder(name)
             missing.append(name)
-    return given, tuple(missing)
+    return bound, tuple(missing)
 
 
 def _write(
-    program: Startable, tracer: Tracer, given: inspect.BoundArguments, called: list[Program]
+    program: Startable, tracer: Tracer, bound: inspect.BoundArguments, called: list[Program]
 ) -> ProgramState:
     state = ProgramState(tracer)
     before = CALLED.set(called)
     try:
         if program.is_async:
             async_state = AsyncProgramState(tracer, state)
-            tracer.ret_value = _driven(program.write(async_state, given.args, given.kwargs))
+            tracer.ret_value = _driven(program.write(async_state, bound.args, bound.kwargs))
         else:
-            tracer.ret_value = program.write(state, given.args, given.kwargs)
+            tracer.ret_value = program.write(state, bound.args, bound.kwargs)
     finally:
         CALLED.reset(before)
     return state

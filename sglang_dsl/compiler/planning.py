@@ -67,12 +67,12 @@ class PlannedCall:
 
     def __str__(self) -> str:
         branch = ".".join(map(str, self.branch))
-        where = f"  branch {branch}" if branch else ""
+        in_branch = f"  branch {branch}" if branch else ""
         wave = "" if self.wave is None else f"  wave {self.wave}"
         shared = f" ({self.cached_tokens} shared)" if self.cached_tokens else ""
-        made = f", at most {self.completion_tokens} made" if self.completion_tokens else ""
+        generated = f", at most {self.completion_tokens} made" if self.completion_tokens else ""
         name = f" {self.name}" if self.name else ""
-        return f"{self.kind}{name}: {self.prompt_tokens} tokens read{shared}{made}{where}{wave}"
+        return f"{self.kind}{name}: {self.prompt_tokens} tokens read{shared}{generated}{in_branch}{wave}"
 
     def __repr__(self) -> str:
         return f"PlannedCall({self})"
@@ -162,7 +162,7 @@ def planned(program: Program, defaults: Sampling, backend: Backend | None, price
     steps: list[PlannedCall] = []
     for one in _all(program):
         walk = _Walk(one.name, defaults, counting, order)
-        steps += walk.sequence(one.body, (), _Place(Transcript.EMPTY, 0, 0))
+        steps += walk.sequence(one.body, (), _Progress(Transcript.EMPTY, 0, 0))
     return Plan(program, tuple(steps), counting.how, price)
 
 
@@ -181,10 +181,10 @@ class _Counting:
 
     def prompt(self, prompt: Prompt) -> int:
         if self._backend is not None:
-            found = background().run(self._backend.count_tokens(prompt), COUNTING_S)
-            if found is not None:
+            count = background().run(self._backend.count_tokens(prompt), COUNTING_S)
+            if count is not None:
                 self.how = f"tokens counted by {self._backend.name}'s tokenizer"
-                return found
+                return count
             self._backend = None
         texts = [
             one.content if isinstance(one.content, str) else json.dumps(one.content)
@@ -198,12 +198,12 @@ class _Counting:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Progress:
     """How far a branch has come: its text, without what is generated; how many tokens that is at most; how
     many tokens from the begin an earlier call has computed."""
 
-    said: Transcript
-    made: int
+    transcript: Transcript
+    generated: int
     cached: int
 
 
@@ -213,9 +213,9 @@ class _Walk:
     def __init__(self, program: str, defaults: Sampling, counting: _Counting, order: dict[int, int]) -> None:
         self._program, self._defaults, self._counting, self._order = program, defaults, counting, order
 
-    def sequence(self, body: Seq, branch: tuple[int, ...], at: _Place) -> list[PlannedCall]:
+    def sequence(self, body: Seq, branch: tuple[int, ...], at: _Progress) -> list[PlannedCall]:
         steps: list[PlannedCall] = []
-        made = 0
+        forked = 0
         for node in body.nodes:
             match node:
                 case Gen():
@@ -224,46 +224,52 @@ class _Walk:
                     tries = 1 + (node.retries or 0)
                     steps.append(self._step("gen", node, branch, at, 0, most * call.n * tries))
                     at.cached += most
-                    at.made += most
+                    at.generated += most
                 case Select(choices=choices):
                     longest = max(map(self._counting.text, choices))
                     read = sum(map(self._counting.text, choices))
                     steps.append(self._step("select", node, branch, at, read, 0))
                     at.cached += longest
-                    at.made += longest
+                    at.generated += longest
                 case Fork(branches=branches):
-                    if len(branches) > 1 and at.said.kind != "root":
+                    if len(branches) > 1 and at.transcript.kind != "root":
                         steps.append(self._step("warm-up", node, branch, at, 0, 0))
-                    for number, one in enumerate(branches, made):
-                        place = _Place(at.said, at.made, at.cached)
-                        steps += self.sequence(one, (*branch, number), place)
-                    made += len(branches)
+                    for number, one in enumerate(branches, forked):
+                        progress = _Progress(at.transcript, at.generated, at.cached)
+                        steps += self.sequence(one, (*branch, number), progress)
+                    forked += len(branches)
                 case _:
-                    at.said = _say(at.said, node)
+                    at.transcript = _say(at.transcript, node)
         return steps
 
     def _step(
-        self, kind: str, node: Gen | Select | Fork, branch: tuple[int, ...], at: _Place, more: int, most: int
+        self,
+        kind: str,
+        node: Gen | Select | Fork,
+        branch: tuple[int, ...],
+        at: _Progress,
+        more: int,
+        most: int,
     ) -> PlannedCall:
-        tokens = self._counting.prompt(at.said.prompt()) + at.made
+        tokens = self._counting.prompt(at.transcript.prompt()) + at.generated
         cached, at.cached = min(at.cached, tokens), tokens
         name = None if isinstance(node, Fork) else node.name
         wave = self._order.get(id(node))
         return PlannedCall(kind, name, self._program, branch, tokens + more, cached, most, wave, node.src)
 
 
-def _say(said: Transcript, node: Node) -> Transcript:
+def _say(transcript: Transcript, node: Node) -> Transcript:
     match node:
         case Text(text=text):
-            return said.say(text)
+            return transcript.say(text)
         case Media(part=part):
-            return said.show(json.loads(part))
+            return transcript.show(json.loads(part))
         case RoleBegin(role=role):
-            return said.open(role)
+            return transcript.open(role)
         case RoleEnd():
-            return said.close()
+            return transcript.close()
         case _:
-            return said
+            return transcript
 
 
 # -- constraints ---------------------------------------------------------------------------------------------

@@ -228,18 +228,18 @@ def _called(program: Program) -> Iterator[tuple[str, Seq]]:
 
 def _tree(node: Node, depth: int) -> list[str]:
     src: Source | None = getattr(node, "src", None)
-    place = f"  # {os.path.basename(src.file)}:{src.line}" if src is not None else ""
+    line = f"  # {os.path.basename(src.file)}:{src.line}" if src is not None else ""
     pad = "  " * depth
     match node:
         case Fork(branches=branches):
-            lines = [f"{pad}{node.label()}{place}"]
+            lines = [f"{pad}{node.label()}{line}"]
             for index, branch in enumerate(branches):
                 lines.append(f"{pad}  branch {index}")
                 for child in branch.nodes:
                     lines += _tree(child, depth + 2)
             return lines
         case _:
-            return [f"{pad}{node.label()}{place}"]
+            return [f"{pad}{node.label()}{line}"]
 
 
 class _Branching:
@@ -303,8 +303,8 @@ class Tracer:
             case Gen(name=name) | Select(name=name):
                 shown = Placeholder(name or "...")
                 self._transcript = self._transcript.say(shown, chosen=name or "", made=Made(leaf))
-            case Tools(tools=said):
-                self._transcript = self._transcript.offer(tuple(map(json.loads, said)))
+            case Tools(tools=tools):
+                self._transcript = self._transcript.offer(tuple(map(json.loads, tools)))
             case ScopeBegin(name=name):
                 self._scopes.setdefault(name, []).append(self._transcript)
             case ScopeEnd(name=name):
@@ -345,18 +345,18 @@ class Tracer:
 
     async def join(self, branches: Sequence[Core], mode: str, src: Source | None, until: Until) -> None:
         self._nodes.append(Join(mode, src=src))
-        values = [branch._own() for branch in branches if isinstance(branch, Tracer)]
+        values = [branch._set_here() for branch in branches if isinstance(branch, Tracer)]
         for name, value in joined_values(mode, values, self._variables).items():
             self.set(name, value)
 
-    def _own(self) -> dict[str, Any]:
+    def _set_here(self) -> dict[str, Any]:
         held = self._variables.items()
-        return {name: found.value for name, found in held if self._inherited.get(name) is not found}
+        return {name: variable.value for name, variable in held if self._inherited.get(name) is not variable}
 
     async def adopt(self, branch: Core, src: Source | None, until: Until) -> None:
         """As the first branch may win, its variables are there."""
         assert isinstance(branch, Tracer)
-        for name, value in branch._own().items():
+        for name, value in branch._set_here().items():
             self.set(name, value)
 
     def checkpoint(self) -> Checkpoint:

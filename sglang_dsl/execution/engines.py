@@ -53,17 +53,17 @@ def run_batch_on(
 ) -> Any:
     """SglFunction.run_batch by `engine`, a name of ENGINES or a BatchEngine. Raises BadProgram for anything
     else, UnknownName, MissingExtra."""
-    made = ENGINES.load(engine)() if isinstance(engine, str) else engine
-    if not isinstance(made, BatchEngine):
+    chosen = ENGINES.load(engine)() if isinstance(engine, str) else engine
+    if not isinstance(chosen, BatchEngine):
         known = ", ".join(["local", *ENGINES])
         raise BadProgram(
             f"engine must be one of {known}, or an object such as RayData(...); got {engine!r:.80}"
         )
     if lazy:
-        return made.run_batch(program, options, items, ordered=ordered, **how)
-    taken = Items(program.signature, items)
-    results = made.run_batch(program, options, taken, ordered=ordered, **how)
-    return Batch(results, program.name, taken.arguments, ordered=ordered)
+        return chosen.run_batch(program, options, items, ordered=ordered, **how)
+    source = Items(program.signature, items)
+    results = chosen.run_batch(program, options, source, ordered=ordered, **how)
+    return Batch(results, program.name, source.arguments, ordered=ordered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

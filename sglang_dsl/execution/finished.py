@@ -67,8 +67,8 @@ class PackedRun(msgspec.Struct, frozen=True):
 def pack(state: ProgramState) -> PackedRun:
     """`state`, which has ended, to be sent to another process."""
     seen = state.core.snapshot(None)
-    found = {name: state.core.find(name).raw for name in seen.variables}
-    raws = {name: raw for name, raw in found.items() if raw is not None}
+    texts = {name: state.core.find(name).raw for name in seen.variables}
+    raws = {name: raw for name, raw in texts.items() if raw is not None}
     return PackedRun(_packed(seen), raws, state.ret_value)
 
 
@@ -98,13 +98,13 @@ def sendable(error: BaseException) -> BaseException:
 
 def instead_of(error: BaseException, program: str) -> ProgramError:
     """What is sent in place of an error that cannot be: its class may keep things of its process."""
-    made = ProgramError(headline(error), program=program)
-    made.stacks = stacks(error)
-    return made
+    substitute = ProgramError(headline(error), program=program)
+    substitute.stacks = stacks(error)
+    return substitute
 
 
 def _packed(seen: Snapshot) -> PackedState:
-    said = seen.transcript.entries()
+    entries = seen.transcript.entries()
     variables = tuple(
         one if one.error is None else msgspec.structs.replace(one, error=sendable(one.error))
         for one in seen.variables.values()
@@ -113,7 +113,7 @@ def _packed(seen: Snapshot) -> PackedState:
         PackedFork(
             tuple(map(_packed, fork.branches)),
             fork.joined,
-            None if fork.at is None else _place(fork.at, said),
+            None if fork.at is None else _position(fork.at, entries),
         )
         for fork in seen.forks
     )
@@ -121,7 +121,7 @@ def _packed(seen: Snapshot) -> PackedState:
     since = len(seen.since.entries())
     return PackedState(
         seen.program,
-        _alone(said),
+        _alone(entries),
         since,
         error,
         variables,
@@ -150,29 +150,29 @@ def _plain(made: Made | None) -> Made | None:
             return made
 
 
-def _place(at: Transcript, said: Sequence[Transcript]) -> int | tuple[Transcript, ...]:
+def _position(at: Transcript, entries: Sequence[Transcript]) -> int | tuple[Transcript, ...]:
     before = at.entries()
-    there = not before or (len(before) <= len(said) and said[len(before) - 1] is at)
+    there = not before or (len(before) <= len(entries) and entries[len(before) - 1] is at)
     return len(before) if there else _alone(before)
 
 
 def _unpacked(packed: PackedState) -> Snapshot:
-    said = Transcript.EMPTY.extended(packed.entries)
-    places = [Transcript.EMPTY, *said.entries()]
+    transcript = Transcript.EMPTY.extended(packed.entries)
+    prefixes = [Transcript.EMPTY, *transcript.entries()]
 
-    def place(at: int | tuple[Transcript, ...] | None) -> Transcript | None:
+    def prefix(at: int | tuple[Transcript, ...] | None) -> Transcript | None:
         match at:
             case None:
                 return None
             case int():
-                return places[at]
+                return prefixes[at]
             case _:
                 return Transcript.EMPTY.extended(at)
 
     return Snapshot(
         packed.program,
-        said,
-        places[packed.since],
+        transcript,
+        prefixes[packed.since],
         False,
         packed.error,
         {one.name: one for one in packed.variables},
@@ -180,7 +180,7 @@ def _unpacked(packed: PackedState) -> Snapshot:
             ForkSnapshot(
                 tuple(map(_unpacked, fork.branches)),
                 fork.joined,
-                place(fork.at),
+                prefix(fork.at),
             )
             for fork in packed.forks
         ),
@@ -223,8 +223,8 @@ class Finished:
 
     def fault(self) -> BaseException | None:
         errors = (one.error for one in self._variables.values())
-        found = next((error for error in errors if isinstance(error, InvalidValue)), None)
-        return None if found is None else again(found)
+        first = next((error for error in errors if isinstance(error, InvalidValue)), None)
+        return None if first is None else again(first)
 
     def known(self, name: str) -> bool:
         return name in self._variables

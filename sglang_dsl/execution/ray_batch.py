@@ -108,9 +108,10 @@ def _outcomes(
             for index, outcome in _pass(how, work, keeper, waiting, size):
                 if (item := waiting.pop(index, None)) is not None:  # else a block that was run twice
                     yield index, _read(outcome, index, item, program)
-        said, hint = "the worker process ended each time that it ran item", "it was killed, or out of memory"
+        message = "the worker process ended each time that it ran item"
+        hint = "it was killed, or out of memory"
         for index in sorted(waiting):
-            lost = ProgramError(f"{said} {index}", program=program, hint=hint)
+            lost = ProgramError(f"{message} {index}", program=program, hint=hint)
             yield index, _named(lost, index, waiting[index], program)
     finally:
         ray.kill(keeper)  # when Ray would collect it is not told
@@ -176,24 +177,24 @@ def _keeper(folder: str | None, mode: Mode | None, attempts: int, budget: Budget
 
 def _read(outcome: bytes, index: int, item: bytes, program: str) -> Any:
     try:
-        found: PackedRun | BaseException = cloudpickle.loads(outcome)
+        result: PackedRun | BaseException = cloudpickle.loads(outcome)
     except Exception as error:  # noqa: BLE001 - the outcome of this item
-        found = BadProgram(
+        result = BadProgram(
             f"the result of {program!r} for item {index} cannot be read here: {headline(error)}"
         )
-    if not isinstance(found, BaseException):
-        return unpack(found, index)
-    return _named(found, index, item, program)
+    if not isinstance(result, BaseException):
+        return unpack(result, index)
+    return _named(result, index, item, program)
 
 
 def _named(error: BaseException, index: int, item: bytes, program: str) -> BaseException:
     """The error of an item, which says of which. The item is read from what was sent, so that items are not
     held twice."""
     try:
-        given = cloudpickle.loads(item)
+        value = cloudpickle.loads(item)
     except Exception as fault:  # noqa: BLE001 - its class cannot be read back
-        given = f"an item that cannot be read: {headline(fault)}"
-    of_item(error, index, given, batch_of(program))
+        value = f"an item that cannot be read: {headline(fault)}"
+    of_item(error, index, value, batch_of(program))
     return error
 
 

@@ -137,15 +137,15 @@ class SharedMeter(Meter):
 
     async def reserve(self, ask: Ask) -> Hold:
         while True:
-            asked = self._keeper.reserve.remote(ask, self._call_s + LOG_S)
+            reference = self._keeper.reserve.remote(ask, self._call_s + LOG_S)
             try:
-                found = await asyncio.wait_for(asyncio.wrap_future(asked.future()), LOG_S)
+                answer = await asyncio.wait_for(asyncio.wrap_future(reference.future()), LOG_S)
             except (TimeoutError, RayError) as error:
                 raise BackendError(f"the batch's budget cannot be counted: {headline(error)}") from error
-            if isinstance(found, str):
-                raise BudgetExceeded(found, hint="pass a larger Budget(...)")
-            if found is not None:
-                return SharedHold(self, found[1], number=found[0])
+            if isinstance(answer, str):
+                raise BudgetExceeded(answer, hint="pass a larger Budget(...)")
+            if answer is not None:
+                return SharedHold(self, answer[1], number=answer[0])
             await asyncio.sleep(POLL_S)
 
     def release(self, hold: Hold, *, counts: bool = True) -> None:
@@ -164,8 +164,8 @@ class KeptElsewhere:
         self._keeper, self.mode = keeper, mode
 
     def find(self, key: str, identity: str | None) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = _answer(self._keeper.find.remote(key, identity))
-        return found
+        reply: dict[str, Any] | None = _answer(self._keeper.find.remote(key, identity))
+        return reply
 
     def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         # Waited for, as a call is only answered once it is written down.
@@ -187,7 +187,7 @@ class Worker:
 
     def __init__(self, work: bytes, keeper: Any) -> None:
         self._work, self._keeper = work, keeper
-        self._made: tuple[Work, Scope] | BaseException | None = None
+        self._ready: tuple[Work, Scope] | BaseException | None = None
         self._making = threading.Lock()
 
     def __call__(self, block: Any) -> Any:
@@ -200,46 +200,46 @@ class Worker:
         return pyarrow.table(columns, schema=OUTCOMES)
 
     def _outcomes(self, items: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        made = self._prepared()
-        if isinstance(made, BaseException):
-            yield from ((index, _sent(made, "")) for index in items)
+        ready = self._prepared()
+        if isinstance(ready, BaseException):
+            yield from ((index, _sent(ready, "")) for index in items)
             return
-        work, scope = made
+        work, scope = ready
         loaded: list[tuple[int, Any]] = []
         for index, item in items.items():
             try:
                 loaded.append((index, cloudpickle.loads(item)))
             except Exception as error:  # noqa: BLE001 - the outcome of this item
-                said = f"item {index} cannot be read in the worker: {headline(error)}"
-                yield index, _sent(BadProgram(said), work.program.name)
+                message = f"item {index} cannot be read in the worker: {headline(error)}"
+                yield index, _sent(BadProgram(message), work.program.name)
         jobs = run_items(work.program, work.options, scope, loaded, work.limit)
         for (index, _), job in zip(loaded, jobs):
             yield index, _sent(_outcome_of(job), work.program.name)
 
     def _prepared(self) -> tuple[Work, Scope] | BaseException:
         with self._making:
-            if self._made is None:
+            if self._ready is None:
                 try:
                     work: Work = cloudpickle.loads(self._work)
                     log = None if work.mode is None else KeptElsewhere(self._keeper, work.mode)
                     budget, timeout = work.budget, work.timeout
                     meters = () if budget is None else (SharedMeter(self._keeper, budget, timeout),)
                     scope = Scope(_backend_of(work.backend), work.sampling, timeout, meters, log)
-                    self._made = work, scope
+                    self._ready = work, scope
                 except Exception as error:  # noqa: BLE001 - the outcome of every item
-                    self._made = error
-            return self._made
+                    self._ready = error
+            return self._ready
 
 
-def _backend_of(given: Any) -> Backend | None:
-    if given is None:
+def _backend_of(value: Any) -> Backend | None:
+    if value is None:
         return None
     try:
-        return as_backend(given)
+        return as_backend(value)
     except TypeError:
-        if not callable(given):
+        if not callable(value):
             raise
-        make: Callable[[], Any] = given
+        make: Callable[[], Any] = value
         return as_backend(make())
 
 
@@ -262,9 +262,9 @@ def _sent(outcome: PackedRun | BaseException, program: str) -> bytes:
     try:
         done: bytes = cloudpickle.dumps(outcome)
     except (PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        told = BadProgram(
+        error_sent = BadProgram(
             f"the values that {program!r} returned or set cannot be sent from the worker: {headline(error)}; "
             "return plain data"
         )
-        return bytes(cloudpickle.dumps(told))
+        return bytes(cloudpickle.dumps(error_sent))
     return done

@@ -43,7 +43,7 @@ class Batch(list[T]):
         """One per result: the item's arguments, its variables, what it cost (calls, tokens, seconds), and its
         error as text, None where there is none. Of two with one name a variable keeps it, then an argument;
         the other is named "name (argument)", "calls (usage)" or "error (batch)"."""
-        parts = [self._parts(place, result) for place, result in enumerate(self)]
+        parts = [self._parts(position, result) for position, result in enumerate(self)]
         taken: dict[str, str] = {}
         # By name and kind, for all rows: a column holds one thing.
         for kind in ("variable", "argument", "usage", "batch"):
@@ -60,10 +60,10 @@ class Batch(list[T]):
             for part in parts
         ]
 
-    def _parts(self, place: int, result: Any) -> dict[str, Mapping[str, Any]]:
+    def _parts(self, position: int, result: Any) -> dict[str, Mapping[str, Any]]:
         variables: dict[str, Any] = {}
         usage: dict[str, Any] = dict.fromkeys(_COSTS)
-        at, error = place if self._ordered else None, result
+        at, error = position if self._ordered else None, result
         if isinstance(result, ProgramState):
             seen = result.core.snapshot(None)
             variables = {name: one.value for name, one in seen.variables.items()}

@@ -30,10 +30,10 @@ def moment(transcript: Transcript, variables: Mapping[str, Variable], offer: Any
 
 def settled_variable(name: str, value: Any, raw: str | list[str] | None = None) -> Variable:
     """A variable that is there. `raw`: the text it was read from."""
-    made = Variable(name)
-    made.raw = raw
-    made.settle(value)
-    return made
+    variable = Variable(name)
+    variable.raw = raw
+    variable.settle(value)
+    return variable
 
 
 class Standing:
@@ -42,7 +42,7 @@ class Standing:
 
     def __init__(self, options: Options, name: str = "session") -> None:
         self._name, self._ledger = name, Ledger()
-        self._run = self._made(options)
+        self._run = self._new_run(options)
         self.state = ProgramState(Executor(self._run))
 
     @property
@@ -55,7 +55,7 @@ class Standing:
         """The calls of the backends, in order."""
         return self._ledger
 
-    def _made(self, options: Options) -> RunInfo:
+    def _new_run(self, options: Options) -> RunInfo:
         run = scope_of(options).run(self._name, None, stream=True)
         run.ledger = self._ledger
         return run
@@ -63,7 +63,7 @@ class Standing:
     def runs_with(self, options: Options) -> None:
         """Go on from here with another backend, or other defaults."""
         here = self.now()
-        self._run = self._made(options)
+        self._run = self._new_run(options)
         self.put(here)
 
     def now(self) -> Checkpoint:
@@ -76,15 +76,15 @@ class Standing:
         """Go to a moment: of this state, or one made by moment(). What is under way is stopped. The moment
         must be one at which nothing had failed."""
         self.core.cancel()
-        made = Executor(
+        executor = Executor(
             self._run,
             prefix=Prefix(at.mark, 1),
             role=at.role,
             variables=dict(at.variables),
             offer=at.offer or NOTHING,
         )
-        run_here(made.mark().reached(blocking))
-        self.state._core = made
+        run_here(executor.mark().reached(blocking))
+        self.state._core = executor
 
     def rest(self, timeout_s: float | None = None) -> BaseException | None:
         """Wait until the state and its forks are at rest, for at most `timeout_s` seconds (None: however
@@ -99,8 +99,8 @@ class Standing:
     def partial(self) -> str:
         """What came of the generation that is under way, or was stopped."""
         core = self.core
-        said = core.output.so_far()
-        text = "".join(piece.text for piece in said)
+        pieces = core.output.so_far()
+        text = "".join(piece.text for piece in pieces)
         return text[core.so_far().length :]
 
 

@@ -51,15 +51,15 @@ class Tensor(Protocol):
     def numpy(self) -> ArrayLike: ...
 
 
-def part_of(kind: Kind, source: object, words: Mapping[str, Any]) -> dict[str, Any]:
+def part_of(kind: Kind, source: object, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a message that stands for `source`.
 
     image {"type": "image_url", "image_url": {"url", ...}}, video {"type": "video_url", ...}, audio
     {"type": "audio_url", ...}; data travels as a data URI (RFC 2397) with its own media type. `words` stand
     beside the url where they are not None. Raises BadProgram: no such file, an unknown format, a wrong shape.
     """
-    said = {word: value for word, value in words.items() if value is not None}
-    return {"type": f"{kind}_url", f"{kind}_url": {"url": address(kind, source), **said}}
+    present = {word: value for word, value in attributes.items() if value is not None}
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": address(kind, source), **present}}
 
 
 def address(kind: Kind, source: object) -> str:
@@ -108,10 +108,10 @@ def _read(kind: Kind, path: str | os.PathLike[str]) -> bytes:
 
 def _format(kind: Kind, data: bytes) -> str:
     """The media type that the first bytes tell. Raises BadProgram where they tell none of this kind."""
-    for told, matches in _SIGNS[kind]:
+    for media_type, matches in _SIGNS[kind]:
         if matches(data):
-            return told
-    known = ", ".join(dict.fromkeys(told.partition("/")[2] for told, _ in _SIGNS[kind]))
+            return media_type
+    known = ", ".join(dict.fromkeys(media_type.partition("/")[2] for media_type, _ in _SIGNS[kind]))
     raise BadProgram(f"these bytes ({data[:8]!r}...) are not in a known {kind} format ({known})")
 
 

@@ -353,7 +353,7 @@ class Executor:
                 for node in replayed(branch._evaluator.start, end):
                     self.submit(node, src)
             return
-        values = [{name: one.result() for name, one in _own_variables(member).items()} for member in members]
+        values = [{name: one.result() for name, one in _set_here(member).items()} for member in members]
         for name, value in joined_values(mode, values, self.variables).items():
             self.set(name, value)
 
@@ -365,7 +365,7 @@ class Executor:
             self.submit(node, src)
         with self._lock:
             self._offer = branch._offer
-            self.variables.update(_own_variables(branch))
+            self.variables.update(_set_here(branch))
         self._changed.notify()
 
     def checkpoint(self) -> Checkpoint:
@@ -498,7 +498,7 @@ def _at(mark: Mark) -> Transcript | None:
     return mark.transcript if mark.done else None
 
 
-def _own_variables(branch: Executor) -> dict[str, Variable]:
+def _set_here(branch: Executor) -> dict[str, Variable]:
     """The variables that a branch set itself."""
     inherited = branch.inherited
     return {name: one for name, one in branch.variables.items() if inherited.get(name) is not one}

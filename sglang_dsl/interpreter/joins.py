@@ -35,19 +35,19 @@ def join_mode(mode: str) -> str:
 def joined_values(mode: str, branches: Sequence[Mapping[str, Any]], known: Container[str]) -> dict[str, Any]:
     """name -> value for the parent, from what each branch set itself. `known`: the parent's names. Raises
     BadProgram for a conflict in mode "error"."""
-    found: dict[str, dict[int, Any]] = {}
+    by_name: dict[str, dict[int, Any]] = {}
     for number, values in enumerate(branches):
         for name, value in values.items():
-            found.setdefault(name, {})[number] = value
+            by_name.setdefault(name, {})[number] = value
     match mode:
         case "gather_variable":
-            return {name: list(values.values()) for name, values in found.items()}
+            return {name: list(values.values()) for name, values in by_name.items()}
         case "dict":
-            return dict(found)
+            return dict(by_name)
         case "overwrite":
-            return {name: list(values.values())[-1] for name, values in found.items()}
+            return {name: list(values.values())[-1] for name, values in by_name.items()}
         case "error":
-            return {name: _only(name, values, known) for name, values in found.items()}
+            return {name: _only(name, values, known) for name, values in by_name.items()}
         case _:
             return {}
 

@@ -90,10 +90,10 @@ def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
             raise ValueError(fault)
         return value
     except ValueError as error:
-        wanted = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
+        requirement = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
         hint = None if fault is None or node.retries else "gen(name, type, retries=2) asks again"
         raise InvalidValue(
-            f"the text is not {wanted}: {error}; it is {text!r:.200}",
+            f"the text is not {requirement}: {error}; it is {text!r:.200}",
             retryable=fault is not None,
             hint="it was cut off: increase max_tokens" if was_cut(meta) else hint,
         ) from error

@@ -21,7 +21,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 from sglang_dsl.errors import BadProgram
 
 Mode: TypeAlias = Literal["rw", "ro", "off"]
-MODES = ("rw", "ro", "off")
 VERSION = 1
 BUSY_S = 10.0
 
@@ -87,8 +86,8 @@ class Record:
                 self.misses += 1
                 return None
             self.hits += 1
-        found: dict[str, Any] = json.loads(rows[0][0])
-        return found
+        reply: dict[str, Any] = json.loads(rows[0][0])
+        return reply
 
     def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         """Write an answer down. The first one stays."""
@@ -159,9 +158,9 @@ class Records:
     def release(self, folder: str | os.PathLike[str]) -> None:
         """Close those of one folder. What was written is then one plain file, which can be moved, and read
         where nothing can be written."""
-        place = os.path.abspath(folder)
+        path = os.path.abspath(folder)
         with self._lock:
-            held = [self._open.pop((place, mode), None) for mode in MODES]
+            held = [self._open.pop((path, mode), None) for mode in ("rw", "ro")]
         for record in held:
             if record is not None:
                 record.close(alone=True)

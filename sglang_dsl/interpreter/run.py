@@ -189,8 +189,8 @@ class WeakRefs(Generic[M]):
     def live(self) -> list[M]:
         """Those that there are still."""
         first = None if self._first is None else self._first()
-        found = [] if first is None else [first]
-        return found if self._others is None else [*found, *self._others]
+        alive = [] if first is None else [first]
+        return alive if self._others is None else [*alive, *self._others]
 
 
 class Stop:
@@ -256,7 +256,7 @@ class _Never(Stop):
 
 
 _NEVER = _Never()
-_NOTHING_SAID = Sampling()
+_NO_DEFAULTS = Sampling()
 _STOP: contextvars.ContextVar[Stop] = contextvars.ContextVar("sglang_dsl_stop", default=_NEVER)
 
 
@@ -281,7 +281,7 @@ class RunInfo:
         self,
         program: str,
         backend: Backend | None,
-        defaults: Sampling = _NOTHING_SAID,
+        defaults: Sampling = _NO_DEFAULTS,
         timeout: float | None = None,
         stream: bool = False,
         seed: int | None = None,
@@ -436,8 +436,8 @@ def located(cause: BaseException, context: dict[str, Any], timeout: float | None
         case _:
             error = BackendError(headline(cause), **context)
     # Of an error of the language, what it came of: itself would be told twice.
-    own = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
-    if (below := cause.__cause__ if own else cause) is not None:
+    is_ours = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
+    if (below := cause.__cause__ if is_ours else cause) is not None:
         error.__cause__ = below
     error.stacks = (*stacks(cause), Stack(type(error).__name__, ()))
     return error
@@ -445,11 +445,11 @@ def located(cause: BaseException, context: dict[str, Any], timeout: float | None
 
 def user_line(error: BaseException) -> Source | None:
     """Where the user's code stood when `error` came through it: the innermost frame outside this package."""
-    found = None
+    source = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not frame.f_code.co_filename.startswith(_HERE):
-            found = Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
-    return found
+            source = Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+    return source
 
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep

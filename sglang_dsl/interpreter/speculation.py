@@ -68,8 +68,8 @@ def first_stop(
     """Where the first of `stops` that lies wholly in text[start:end] begins, and which it is; of those that
     begin there the longest is told."""
     limit = len(text) if end is None else end
-    found = [(at, -len(stop), stop) for stop in stops if stop and (at := text.find(stop, start, limit)) >= 0]
-    return (min(found)[0], min(found)[2]) if found else None
+    matches = [(at, -len(one), one) for one in stops if one and (at := text.find(one, start, limit)) >= 0]
+    return (min(matches)[0], min(matches)[2]) if matches else None
 
 
 @dataclass(slots=True)
@@ -92,34 +92,34 @@ class _Rest:
         self.at += len(text)
         return True
 
-    def take(self, stops: Sequence[str], room: int) -> tuple[str, dict[str, Any]] | None:
+    def take(self, stops: Sequence[str], limit: int) -> tuple[str, dict[str, Any]] | None:
         """The next value, of at most `room` tokens, and its finish; None where the reply does not tell."""
-        end, sure = self._within(room)
-        found = first_stop(self.text, stops, self.at, end)
-        if found is not None:
-            begin, self.at = self.at, found[0]
-            return self.text[begin : found[0]], {"type": "stop", "matched": found[1]}
+        end, sure = self._within(limit)
+        stop = first_stop(self.text, stops, self.at, end)
+        if stop is not None:
+            begin, self.at = self.at, stop[0]
+            return self.text[begin : stop[0]], {"type": "stop", "matched": stop[1]}
         if not sure:
             return None
         begin, whole = self.at, end == len(self.text)
         if whole and self.complete:
             finish = {"type": "stop"}
-        elif not whole or self._count(begin) == room:
+        elif not whole or self._count(begin) == limit:
             finish = {"type": "length"}
         else:
             return None  # the reply ended before its value did
         self.at = end
         return self.text[begin:end], finish
 
-    def _within(self, room: int) -> tuple[int, bool]:
+    def _within(self, limit: int) -> tuple[int, bool]:
         """How far `room` tokens reach from here, and whether that is certain; else they reach at least so
         far: a token is at least one byte."""
         if self.ends is not None:
-            index = bisect.bisect_right(self.ends, self.at) + room - 1
+            index = bisect.bisect_right(self.ends, self.at) + limit - 1
             return (self.ends[index] if index < len(self.ends) else len(self.text)), True
-        if self.total is not None and self.total <= room:
+        if self.total is not None and self.total <= limit:
             return len(self.text), True
-        return self.at + len(self.text[self.at :].encode()[:room].decode(errors="ignore")), False
+        return self.at + len(self.text[self.at :].encode()[:limit].decode(errors="ignore")), False
 
     def _count(self, begin: int) -> int | None:
         """Tokens from `begin` to the end."""
@@ -135,7 +135,7 @@ class Ahead:
         self._tokens = tokens
         self._rest: _Rest | None = None
 
-    def said(self, text: str) -> None:
+    def skip(self, text: str) -> None:
         """Text was added that the model did not generate: what was kept stays where it goes on just so."""
         if self._rest is not None and not self._rest.skip(text):
             self._rest = None
@@ -144,21 +144,21 @@ class Ahead:
         self._rest = None
 
     async def answered(
-        self, call: Call, make: Callable[[Call], Awaitable[Completion]], *, tells_tokens: bool
+        self, call: Call, make: Callable[[Call], Awaitable[Completion]], *, reports_tokens: bool
     ) -> Completion:
         """The call's answer, from what is there or by `make`."""
         if why_not(call) is not None:
             self._rest = None
             return await make(call)
-        if (found := self._served(call)) is not None:
-            return found
+        if (served := self._served(call)) is not None:
+            return served
         self._rest = None
-        room = max(self._tokens, call.sampling.max_new_tokens)
-        longer = room > call.sampling.max_new_tokens
+        limit = max(self._tokens, call.sampling.max_new_tokens)
+        longer = limit > call.sampling.max_new_tokens
         wide = msgspec.structs.replace(
             call,
-            sampling=msgspec.structs.replace(call.sampling, stop=(), max_new_tokens=room),
-            return_logprob=longer and tells_tokens,
+            sampling=msgspec.structs.replace(call.sampling, stop=(), max_new_tokens=limit),
+            return_logprob=longer and reports_tokens,
         )
         done = await make(wide)
         meta = {key: value for key, value in done.meta.items() if not key.endswith("_logprobs")}
@@ -192,11 +192,11 @@ def served_meta(finish: dict[str, Any], request: object) -> dict[str, Any]:
 
 def _ends(done: Completion) -> list[int] | None:
     """Where each token of a completion ends; None where its tokens are not told, or are not its text."""
-    told = done.meta.get("output_token_logprobs")
-    if not told:
+    logprobs = done.meta.get("output_token_logprobs")
+    if not logprobs:
         return None
     text, ends, at = done.texts[0], [], 0
-    for _, _, token in told:
+    for _, _, token in logprobs:
         # Control tokens are told and do not stand in the text.
         if isinstance(token, str) and text.startswith(token, at):
             at += len(token)
@@ -225,24 +225,22 @@ def match(
     for index, piece in enumerate(pieces):
         if isinstance(piece, str):
             if not text.startswith(piece, at):
-                found = text[at : at + max(_SHOWN, len(piece))]
+                actual = text[at : at + max(_SHOWN, len(piece))]
                 cut = "" if complete or len(text) - at >= len(piece) else ", where its token limit ended it"
-                return f"{piece[:200]!r} was to come after {text[:at][-_SHOWN:]!r}, it says {found!r}{cut}"
+                return f"{piece[:200]!r} was to come after {text[:at][-_SHOWN:]!r}, it says {actual!r}{cut}"
             at += len(piece)
             continue
-        found_stop = first_stop(text, piece, at)
-        if found_stop is not None:
-            values.append((text[at : found_stop[0]], {"type": "stop", "matched": found_stop[1]}))
-            at = found_stop[0]
+        stop = first_stop(text, piece, at)
+        if stop is not None:
+            values.append((text[at : stop[0]], {"type": "stop", "matched": stop[1]}))
+            at = stop[0]
         elif index == last:
             values.append((text[at:], {"type": "stop" if complete else "length"}))
             at = len(text)
         else:
             ended = "ends" if complete else "was cut at its token limit"
-            said = " or ".join(map(repr, piece))
-            return (
-                f"the generation after {text[:at][-_SHOWN:]!r} was to end at {said}, the reply {ended} before"
-            )
+            stops, before = " or ".join(map(repr, piece)), text[:at][-_SHOWN:]
+            return f"the generation after {before!r} was to end at {stops}, the reply {ended} before"
     return values
 
 
@@ -266,7 +264,7 @@ class Speculation:
 
     tokens: int
     prefills: bool
-    tells_tokens: bool
+    reports_tokens: bool
     held: list[Item] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -277,7 +275,7 @@ class Speculation:
         """None where nothing is to be speculated about, or the backend's own cache makes it needless."""
         if tokens is None or backend is None or not backend.speculates:
             return None
-        return cls(tokens, backend.prefills, backend.tells_tokens)
+        return cls(tokens, backend.prefills, backend.reports_tokens)
 
     def goes_on(self, transcript: Transcript) -> bool:
         """Whether a reply's rest can be gone on with here."""
@@ -295,7 +293,7 @@ class Speculation:
         if node is None:
             return
         if isinstance(node, Text):
-            self.ahead.said(node.text)
+            self.ahead.skip(node.text)
         elif not waits:
             self.ahead.forget()
         await state.evaluate(node, item)
@@ -306,7 +304,7 @@ class Speculation:
             self.ahead.forget()
             return await self._make(node, item, state, call)
         make = functools.partial(self._make, node, item, state)
-        return await self.ahead.answered(call, make, tells_tokens=self.tells_tokens)
+        return await self.ahead.answered(call, make, reports_tokens=self.reports_tokens)
 
     async def _make(self, node: Gen, item: Item, state: _State, call: Call) -> Completion:
         context = state.context("gen", node.name, item, node.timeout)
@@ -319,11 +317,11 @@ class Speculation:
         items, self.held = self.held, []
         if not items:
             return
-        asked = next((item for item in items if isinstance(item.node, Gen)), items[0])
+        first = next((item for item in items if isinstance(item.node, Gen)), items[0])
         try:
             await self._do(items, state)
         except (Exception, asyncio.CancelledError) as error:
-            state.fail(error, asked)
+            state.fail(error, first)
             self.held = items  # drop() tells those who wait for them
             raise
 
@@ -332,20 +330,20 @@ class Speculation:
         items, self.held = self.held, []
         self.ahead.forget()
         for item in items:
-            for made in (item.variable, item.reasoning):
-                if made is not None and not made.done:
-                    made.fail(error)
+            for variable in (item.variable, item.reasoning):
+                if variable is not None and not variable.done:
+                    variable.fail(error)
 
     async def _do(self, items: list[Item], state: _State) -> None:
-        told = [item for item in items if isinstance(item.node, Text | Gen)]
-        gens = [item for item in told if isinstance(item.node, Gen)]
+        parts = [item for item in items if isinstance(item.node, Text | Gen)]
+        gens = [item for item in parts if isinstance(item.node, Gen)]
         # A turn that has begun cannot be asked for from its begin; the backend says what it thinks of that.
-        if not gens or len(told) == 1 or state.transcript.kind != "open":
+        if not gens or len(parts) == 1 or state.transcript.kind != "open":
             for item in items:
                 assert item.node is not None
                 await state.evaluate(item.node, item)
             return
-        values = iter(await self._asked(told, gens, state))
+        values = iter(await self._requested(parts, gens, state))
         for item in items:
             if isinstance(item.node, Gen):
                 done = next(values)
@@ -354,16 +352,16 @@ class Speculation:
                 assert item.node is not None
                 await state.evaluate(item.node, item)
 
-    async def _asked(self, told: list[Item], gens: list[Item], state: _State) -> list[Completion]:
+    async def _requested(self, parts: list[Item], gens: list[Item], state: _State) -> list[Completion]:
         """One value for each of `gens`."""
         nodes = [item.node for item in gens if isinstance(item.node, Gen)]
         prompt = state.transcript.prompt()
         calls = [msgspec.structs.replace(lower(node, state.run.defaults), prompt=prompt) for node in nodes]
-        self._check(nodes, calls, ends_with_gen=told[-1] is gens[-1])
-        room = max(self.tokens, *(call.sampling.max_new_tokens for call in calls))
-        sampling = msgspec.structs.replace(calls[0].sampling, stop=(), max_new_tokens=room)
+        self._check(nodes, calls, ends_with_gen=parts[-1] is gens[-1])
+        limit = max(self.tokens, *(call.sampling.max_new_tokens for call in calls))
+        sampling = msgspec.structs.replace(calls[0].sampling, stop=(), max_new_tokens=limit)
         stops = iter([call.sampling.stop for call in calls])
-        pieces = [item.node.text if isinstance(item.node, Text) else next(stops) for item in told]
+        pieces = [item.node.text if isinstance(item.node, Text) else next(stops) for item in parts]
         timeout = max((node.timeout for node in nodes if node.timeout is not None), default=None)
         problem = ""
         for _ in range(TRIES):
@@ -371,13 +369,13 @@ class Speculation:
             call = msgspec.structs.replace(calls[0], sampling=sampling, timeout=context.timeout)
             done = await state.run.calls.generate(context, call, state.warm, None)
             complete = (done.meta.get("finish_reason") or {}).get("type") != "length"
-            found = match(pieces, done.texts[0], complete=complete)
-            if isinstance(found, str):
-                problem = found
+            values = match(pieces, done.texts[0], complete=complete)
+            if isinstance(values, str):
+                problem = values
                 continue
-            metas = [served_meta(finish, done.meta.get("id")) for _, finish in found]
-            metas[0] = dict(done.meta) | {"finish_reason": found[0][1]}
-            return [Completion((value,), meta) for (value, _), meta in zip(found, metas, strict=True)]
+            metas = [served_meta(finish, done.meta.get("id")) for _, finish in values]
+            metas[0] = dict(done.meta) | {"finish_reason": values[0][1]}
+            return [Completion((value,), meta) for (value, _), meta in zip(values, metas, strict=True)]
         raise BackendError(
             f"{TRIES} replies did not follow the assistant's turn: {problem}",
             retryable=True,

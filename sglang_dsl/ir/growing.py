@@ -65,7 +65,7 @@ class Growing:
         arms = [arm for arm in _arms(kind) if self._may_be(arm, data, writing)]
         if len(arms) > 1:
             arms = [arm for arm in arms if self._fits(arm, data, writing)]
-        return self._made(arms[0], data, writing) if len(arms) == 1 else NOTHING
+        return self._built(arms[0], data, writing) if len(arms) == 1 else NOTHING
 
     def _whole(self, annotation: Any, data: Any) -> Any:
         """A value that has ended; one that is not valid is shown by its valid parts, if it has parts."""
@@ -79,13 +79,13 @@ class Growing:
         known = self._ended.get(key)
         if known is not None:
             return known[2]
-        made = NOTHING if annotation is _UNKNOWN else _validated(annotation, data)
-        if made is NOTHING and container:
+        built = NOTHING if annotation is _UNKNOWN else _validated(annotation, data)
+        if built is NOTHING and container:
             arms = [arm for arm in _arms(_bare(annotation)) if self._may_be(arm, data, None)]
             if len(arms) == 1:
-                made = self._made(arms[0], data, None)
-        self._ended[key] = (annotation, data, made)
-        return made
+                built = self._built(arms[0], data, None)
+        self._ended[key] = (annotation, data, built)
+        return built
 
     def _may_be(self, kind: Any, data: Any, writing: Path) -> bool:
         """Whether a type is written as an object, or an array, as `data` is."""
@@ -121,7 +121,7 @@ class Growing:
             for name, value in data.items()
         )
 
-    def _made(self, kind: Any, data: Any, writing: Path) -> Any:
+    def _built(self, kind: Any, data: Any, writing: Path) -> Any:
         """An object or array of this type, from its parts."""
         if kind in _ANY:
             return data
@@ -136,18 +136,18 @@ class Growing:
             return self._object(kind, members, data, writing)
         key, item = get_args(kind) or (Any, Any)
         names = ((self._shown(key, name, None), name) for name in data)
-        parts = ((name, self._shown(item, data[said], _below(writing, said))) for name, said in names)
+        parts = ((name, self._shown(item, data[raw], _below(writing, raw))) for name, raw in names)
         make = _MAPPINGS[get_origin(kind) or kind]
         return make({name: part for name, part in parts if name is not NOTHING and part is not NOTHING})
 
     def _array(self, kind: Any, members: Sequence[Member] | None, data: list[Any], writing: Path) -> Any:
-        base, given = get_origin(kind) or kind, get_args(kind)
+        base, arguments = get_origin(kind) or kind, get_args(kind)
         if members is not None:
             parts = self._parts([member.annotation for member in members], data, writing)
             return base._make([*parts, *[None] * (len(members) - len(parts))])
-        if base is tuple and given and given[-1] is not Ellipsis:
-            return tuple(self._parts(given, data, writing))
-        item = given[0] if given else Any
+        if base is tuple and arguments and arguments[-1] is not Ellipsis:
+            return tuple(self._parts(arguments, data, writing))
+        item = arguments[0] if arguments else Any
         shown = (self._shown(item, value, _below(writing, at)) for at, value in enumerate(data))
         kept = [one for one in shown if one is not NOTHING]
         make = _ARRAYS[base]
@@ -179,10 +179,10 @@ class Growing:
         parts = {member.name: parts.get(member.name) for member in members}
         if hasattr(base, "model_construct"):
             return kind.model_construct(**parts)
-        made = object.__new__(base)
+        built = object.__new__(base)
         for name, part in parts.items():
-            object.__setattr__(made, name, part)
-        return made
+            object.__setattr__(built, name, part)
+        return built
 
 
 class Member(NamedTuple):
@@ -222,21 +222,23 @@ def _bare(annotation: Any) -> Any:
 
 def _substituted(annotation: Any, alias: Any) -> Any:
     """A type with the variables of a generic `alias` replaced by what that was given."""
-    own = getattr(annotation, "__parameters__", ())
+    variables = getattr(annotation, "__parameters__", ())
     origin = get_origin(alias)
     parameters = getattr(origin, "__type_params__", ()) or getattr(origin, "__parameters__", ())
-    given = dict(zip(parameters, get_args(alias)))
+    replacements = dict(zip(parameters, get_args(alias)))
     if isinstance(annotation, typing.TypeVar):
-        return given.get(annotation, annotation)
-    return annotation[tuple(given.get(one, one) for one in own)] if own and given else annotation
+        return replacements.get(annotation, annotation)
+    if not variables or not replacements:
+        return annotation
+    return annotation[tuple(replacements.get(one, one) for one in variables)]
 
 
 def _arms(kind: Any) -> list[Any]:
     """The types that a union may be, None aside; another type alone."""
     if get_origin(kind) not in (typing.Union, types.UnionType):
         return [kind]
-    found = [arm for one in get_args(kind) for arm in _arms(_bare(one))]
-    return [arm for arm in found if arm is not types.NoneType]
+    arms = [arm for one in get_args(kind) for arm in _arms(_bare(one))]
+    return [arm for arm in arms if arm is not types.NoneType]
 
 
 def _grows(kind: Any) -> bool:
@@ -281,9 +283,9 @@ def _known_members(kind: Any) -> tuple[Member, ...] | None:
     if not isinstance(base, type):
         return None
     if hasattr(base, "model_construct"):
-        found = kind.model_fields.items()
+        fields = kind.model_fields.items()
         return tuple(
-            Member(name, _key(field, name), _with(field.annotation, field.metadata)) for name, field in found
+            Member(name, _key(field, name), _with(field.annotation, field.metadata)) for name, field in fields
         )
     if dataclasses.is_dataclass(base):
         named = {field.name: _key(field.default, field.name) for field in dataclasses.fields(base)}
@@ -304,5 +306,5 @@ def _known_members(kind: Any) -> tuple[Member, ...] | None:
 
 def _key(field: Any, name: str) -> str:
     """A field's name in JSON."""
-    found = getattr(field, "validation_alias", None) or getattr(field, "alias", None)
-    return found if isinstance(found, str) else name
+    alias = getattr(field, "validation_alias", None) or getattr(field, "alias", None)
+    return alias if isinstance(alias, str) else name

@@ -158,7 +158,7 @@ def plan_forks(body: Seq) -> tuple[ForkPlan, ...]:
 
 
 def _forks(body: Seq, branch: tuple[int, ...], known: Mapping[str, None], length: int) -> Iterator[ForkPlan]:
-    known, made = dict(known), 0
+    known, count = dict(known), 0
     for index, node in enumerate(body.nodes):
         if (name := sets(node)) is not None:
             known[name] = None
@@ -168,19 +168,19 @@ def _forks(body: Seq, branch: tuple[int, ...], known: Mapping[str, None], length
             continue
         later = body.nodes[index + 1 :]
         join = next((one for one in later if isinstance(one, Join | Fork)), None)
-        said = {name for one in node.branches for name in _read(one)}
+        read = {name for one in node.branches for name in _read(one)}
         yield ForkPlan(
             branch,
             len(node.branches),
             tuple(sum(isinstance(one, Gen | Select) for one in each.walk()) for each in node.branches),
             join.mode if isinstance(join, Join) else None,
-            tuple(name for name in known if name in said),
+            tuple(name for name in known if name in read),
             length,
             node.src,
         )
-        for number, each in enumerate(node.branches, made):
+        for number, each in enumerate(node.branches, count):
             yield from _forks(each, (*branch, number), known, length)
-        made += len(node.branches)
+        count += len(node.branches)
         known.update(dict.fromkeys(variables(node)))
 
 
@@ -218,13 +218,13 @@ def waves(programs: Sequence[tuple[str, Seq]]) -> tuple[tuple[Step, ...], ...]:
         return ()
     first, *others = programs
     outside = _Levels(first, {}).known
-    found = []
+    all_levels = []
     for one in others:
         levels = _Levels(one, outside)
         outside = {n: max(levels.known.get(n, 0), outside.get(n, 0)) for n in {**outside, **levels.known}}
-        found.append(levels)
-    found.insert(0, _Levels(first, outside) if others else _Levels(first, {}))
-    steps = sorted((pair for one in found for pair in one.steps), key=lambda pair: pair[0])
+        all_levels.append(levels)
+    all_levels.insert(0, _Levels(first, outside) if others else _Levels(first, {}))
+    steps = sorted((pair for one in all_levels for pair in one.steps), key=lambda pair: pair[0])
     last = steps[-1][0] if steps else -1
     return tuple(tuple(step for level, step in steps if level == at) for at in range(last + 1))
 
@@ -242,7 +242,7 @@ class _Levels:
     def _sequence(self, body: Seq, branch: tuple[int, ...], level: int) -> int:
         """Number the steps of `body`, which begins after `level` waves; after how many it ends."""
         open_ends: list[int] = []
-        made = 0
+        count = 0
         for node in body.nodes:
             match node:
                 case Text():
@@ -254,13 +254,13 @@ class _Levels:
                 case Fork(branches=branches):
                     open_ends += [
                         self._sequence(one, (*branch, number), level)
-                        for number, one in enumerate(branches, made)
+                        for number, one in enumerate(branches, count)
                     ]
-                    made += len(branches)
+                    count += len(branches)
                 case Join():
                     level = max([level, *open_ends])  # whichever fork it joins
                 case _:
                     pass
-            if (own := sets(node)) is not None:
-                self.known[own] = max(level, self.known.get(own, 0))
+            if (name := sets(node)) is not None:
+                self.known[name] = max(level, self.known.get(name, 0))
         return level

@@ -56,11 +56,11 @@ def parts(text: str) -> Iterator[str | Any]:
     """The texts between the marks, and their nodes, in order. Raises LookupError for a mark that is not known
     any more, ValueError for a part of one."""
     at = 0
-    for found in _MARK.finditer(text):
-        yield _whole(text[at : found.start()])
+    for match in _MARK.finditer(text):
+        yield _whole(text[at : match.start()])
         with _lock:
-            yield KEPT[int(found[1])]
-        at = found.end()
+            yield KEPT[int(match[1])]
+        at = match.end()
     yield _whole(text[at:])
 
 
@@ -106,12 +106,12 @@ def refuse_values(kind: Any) -> None:
 
 def refuse_text(kind: Any) -> None:
     """Make a comparison of a node of this kind with a text or a number an error: it would always be false."""
-    own: Compare = kind.__eq__
+    compare: Compare = kind.__eq__
 
     def __eq__(self: Any, other: object) -> bool:
         if isinstance(other, str | int | float):
             raise BadProgram(f"compared with {other!r:.40}: {not_known(self)}")
-        return own(self, other)
+        return compare(self, other)
 
     kind.__eq__ = __eq__
 
@@ -190,10 +190,10 @@ def interpolated(text: str, src: Source | None = None) -> Seq:
     return Seq(tuple(flat))
 
 
-def concat(*given: Node | str) -> Seq:
+def concat(*values: Node | str) -> Seq:
     """Nodes in order, flattened."""
     flat: list[Node] = []
-    for part in given:
+    for part in values:
         flat.extend(leaves(as_node(part)))
     return Seq(tuple(flat))
 

@@ -86,13 +86,13 @@ def schema(annotation: Any) -> dict[str, Any]:
     return _kept(_schema, annotation)
 
 
-def _kept(made: Callable[[Any], T], annotation: Any) -> T:
+def _kept(memo: Callable[[Any], T], annotation: Any) -> T:
     """What was made of the type before: programs name the same types again and again."""
     try:
         hash(annotation)
     except TypeError:  # an Annotated with a list in it
-        return made.__wrapped__(annotation)  # type: ignore[attr-defined, no-any-return]
-    return made(annotation)
+        return memo.__wrapped__(annotation)  # type: ignore[attr-defined, no-any-return]
+    return memo(annotation)
 
 
 @functools.lru_cache(maxsize=256)
@@ -118,11 +118,11 @@ def adapter_of(annotation: Any) -> Any:
 def _schema(annotation: Any) -> dict[str, Any]:
     name, adapter = _name(annotation), adapter_of(annotation)
     try:
-        made: dict[str, Any] = adapter.json_schema()
+        schema_of: dict[str, Any] = adapter.json_schema()
     except Exception as error:
         raise ValueError(f"{name} has no JSON schema: {_first_line(error)}") from error
-    _close(made)
-    return made
+    _close(schema_of)
+    return schema_of
 
 
 @functools.lru_cache(maxsize=256)
@@ -152,16 +152,16 @@ def _readable(annotation: Any) -> Any:
         fields: dict[str, Any] = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
             left_out = name in annotation.__optional_keys__
-            if (said := get_origin(hint)) in (typing.Required, typing.NotRequired):
-                left_out, hint = said is typing.NotRequired, get_args(hint)[0]
+            if (qualifier := get_origin(hint)) in (typing.Required, typing.NotRequired):
+                left_out, hint = qualifier is typing.NotRequired, get_args(hint)[0]
             inner = _readable(hint)
             fields[name] = typing.NotRequired[inner] if left_out else inner
         return _TYPES.load("TypedDict")(annotation.__name__, fields)
-    origin, given = get_origin(annotation), get_args(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(_readable, given))]  # noqa: UP007 - of a computed tuple
+        return typing.Union[tuple(map(_readable, arguments))]  # noqa: UP007 - of a computed tuple
     if origin in (list, dict, tuple):
-        return origin[tuple(map(_readable, given))]
+        return origin[tuple(map(_readable, arguments))]
     return annotation
 
 
@@ -178,12 +178,12 @@ def _name(annotation: Any) -> str:
 def _options(annotation: Any) -> dict[str, Any]:
     """Text -> value of a Literal or an Enum whose values are all texts; else empty."""
     if get_origin(annotation) is Literal:
-        found = {value: value for value in get_args(annotation)}
+        options = {value: value for value in get_args(annotation)}
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        found = {member.value: member for member in annotation}
+        options = {member.value: member for member in annotation}
     else:
         return {}
-    return found if all(type(text) is str and text for text in found) else {}
+    return options if all(type(text) is str and text for text in options) else {}
 
 
 def _close(node: Any) -> None:

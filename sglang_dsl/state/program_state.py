@@ -292,10 +292,10 @@ class ProgramState(StateBase["Turn"]):
         the program answers them with tool turns, in order. In streams, each reply and each result is one
         piece.
         """
-        told = Steps()
-        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
+        steps = Steps()
+        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, steps, caller())
         with opened(self._core, begin):
-            yield ToolLoop(self.error, told)
+            yield ToolLoop(self.error, steps)
 
     def tool_calls(self, name: str) -> list[ToolCall]:
         """The calls that the variable's generation made, with their results, in order. Waits."""
@@ -337,21 +337,21 @@ class ProgramState(StateBase["Turn"]):
         threads. Returns the results in order; if a call returns None, its fork is the result. If calls
         raise, the forks are cancelled, and the first error in order is raised, which says of which item it
         is."""
-        given = list(items)
-        if not given:
+        values = list(items)
+        if not values:
             return []
-        group = self.fork(len(given))
+        group = self.fork(len(values))
 
         def work(index: int) -> Any:
             try:
-                made = fn(group[index], given[index])
+                result = fn(group[index], values[index])
             except BaseException as error:
-                of_item(error, index, given[index], "map")
+                of_item(error, index, values[index], "map")
                 raise
-            return group[index] if made is None else made
+            return group[index] if result is None else result
 
         try:
-            return in_threads([functools.partial(work, index) for index in range(len(given))], in_thread)
+            return in_threads([functools.partial(work, index) for index in range(len(values))], in_thread)
         except BaseException:
             group.cancel()
             raise

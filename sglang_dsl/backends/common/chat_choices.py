@@ -101,8 +101,8 @@ def _picked(call: ChoiceCall, text: str, meta: dict[str, Any]) -> ChoiceScores:
 
 def _taken(text: str) -> str:
     """The option that a reply names; a fence or prose around its JSON is passed over."""
-    found = json_in(text)
-    value = unfenced(text) if found is None else json.loads(found)
+    json_text = json_in(text)
+    value = unfenced(text) if json_text is None else json.loads(json_text)
     if isinstance(value, dict):
         value = value.get("choice")
     return value if isinstance(value, str) else json.dumps(value)

@@ -78,9 +78,9 @@ def _member(items: Sequence[tuple[Any, Any]], pick: Callable[[int], int]) -> str
     return _CATEGORIES[argument]
 
 
-def _first(wanted: Callable[[str], bool]) -> str:
+def _first(accepts: Callable[[str], bool]) -> str:
     for char in _CANDIDATES:
-        if wanted(char):
+        if accepts(char):
             return char
     raise ValueError("the regex has a class of characters of which none is known")
 

@@ -46,27 +46,27 @@ async def likeliest(
     log-probabilities of the tokens that told it from the others. `ask`: what the model says behind the prompt
     and a text; asked again only where the model would leave all options. Blanks before the first word do not
     count. Raises BackendError where no likely token begins an option."""
-    written, spoken, path = "", "", list[float]()
+    written, emitted, path = "", "", list[float]()
     left = dict.fromkeys(options)
     while True:
-        asked_at = spoken
-        for token, tops in await ask(spoken):
+        before = emitted
+        for token, tops in await ask(emitted):
             tops = tops or {token: 0.0}
             fits = {text: lp for text, lp in tops.items() if _goes_on(_after(written, text), written, left)}
             if not fits or (written in left and token not in fits):
                 return _ended(options, written, tops), tuple(path)
-            taken = (pick or best)(fits, token)
-            path.append(fits[taken])
-            done, written, spoken = len(written), _after(written, taken), spoken + taken
+            chosen = (pick or best)(fits, token)
+            path.append(fits[chosen])
+            done, written, emitted = len(written), _after(written, chosen), emitted + chosen
             whole = [one for one in left if len(one) > done and written.startswith(one)]
             left = {one: None for one in left if one.startswith(written)}
             if all(len(one) <= len(written) for one in left):
                 return options.index(max(whole, key=len)), tuple(path)
             if len(left) == 1:
                 return options.index(next(iter(left))), tuple(path)
-            if taken != token:
+            if chosen != token:
                 break  # from here on the model spoke of something else
-        if spoken == asked_at or (not written and len(spoken) > _MOST_BLANKS):
+        if emitted == before or (not written and len(emitted) > _MOST_BLANKS):
             return _ended(options, written, {}), tuple(path)
 
 

@@ -110,7 +110,7 @@ class Image:
 
 def image_of(part: Mapping[str, Any]) -> Image:
     """The image of an OpenAI-style part, whose URL may carry the data itself (RFC 2397)."""
-    where = part.get("image_url")
-    url = where.get("url", "") if isinstance(where, Mapping) else str(where or "")
-    found = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-    return Image(url, found[1], found[2]) if found else Image(url)
+    source = part.get("image_url")
+    url = source.get("url", "") if isinstance(source, Mapping) else str(source or "")
+    match = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+    return Image(url, match[1], match[2]) if match else Image(url)

@@ -77,20 +77,20 @@ class JsonForm:
         """The text wanted, from the reply: a fence or prose around the one JSON value is left out. Raises
         Misfit where the reply is not what was asked for."""
         misfit = None
-        found = json_in(text)
-        if self.wrapped and found is not None:
-            value = json.loads(found)
+        json_text = json_in(text)
+        if self.wrapped and json_text is not None:
+            value = json.loads(json_text)
             if isinstance(value, dict) and _FIELD in value:
                 value = value[_FIELD]
-                wanted = str(value) if self.plain else json.dumps(value, ensure_ascii=False)
-                if (fault := fault_of(constraint, wanted)) is None:
-                    return wanted
-                misfit = Misfit(fault, wanted)
+                content = str(value) if self.plain else json.dumps(value, ensure_ascii=False)
+                if (fault := fault_of(constraint, content)) is None:
+                    return content
+                misfit = Misfit(fault, content)
             elif self.plain and isinstance(value, str):
-                found = value
+                json_text = value
         # Some APIs send the value without the object that was asked for around it.
         try:
-            return fitted(constraint, text if found is None else found).strip()
+            return fitted(constraint, text if json_text is None else json_text).strip()
         except Misfit as error:
             raise misfit or Misfit(str(error), text) from None
 
@@ -115,11 +115,11 @@ def json_form(constraint: Constraint) -> JsonForm | None:
 def _form(schema: dict[str, Any], *, wrapped: bool, plain: bool) -> JsonForm:
     if wrapped:
         # References into the schema ("#/$defs/...") keep their meaning: definitions move to the new root.
-        own = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+        value_schema = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
         held: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         schema = {
             "type": "object",
-            "properties": {_FIELD: own},
+            "properties": {_FIELD: value_schema},
             "required": [_FIELD],
             "additionalProperties": False,
             **held,
@@ -156,9 +156,9 @@ def fitted(constraint: Constraint, text: str) -> str:
     fault = fault_of(constraint, text)
     if fault is None:
         return text
-    found = json_in(text) if constraint.kind == "json_schema" else unfenced(text)
-    if found is not None and found != text and (fault := fault_of(constraint, found)) is None:
-        return found
+    value = json_in(text) if constraint.kind == "json_schema" else unfenced(text)
+    if value is not None and value != text and (fault := fault_of(constraint, value)) is None:
+        return value
     raise Misfit(fault, text)
 
 
@@ -226,10 +226,10 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     # Not the first choice: loading it takes seconds where all of its formats are installed.
     slow = importlib.import_module("jsonschema")
     kind = slow.validators.validator_for(schema, default=slow.Draft202012Validator)
-    found = None
+    worst = None
     with suppress(re.error):  # a pattern that neither of them knows
-        found = slow.exceptions.best_match(kind(schema).iter_errors(value))
-    return None if found is None else (found.absolute_path, found.message)
+        worst = slow.exceptions.best_match(kind(schema).iter_errors(value))
+    return None if worst is None else (worst.absolute_path, worst.message)
 
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
@@ -277,7 +277,7 @@ class Shaped:
         self._free = form is None
         # A stream: what came, what of it was shown, and the object that it begins with until that is over.
         self._came: list[str] = []
-        self._shown, self._over = "", form is not None and form.wrapped
+        self._shown, self._complete = "", form is not None and form.wrapped
         self._object: JsonStream | None = None
         self._read = 0
         # Stop texts are about the value, not the JSON around it: a wrapped value is cut here.
@@ -302,19 +302,19 @@ class Shaped:
         self._came.append(text)
         if not self._shown:
             text = text.lstrip()
-            self._over |= bool(text) and text[0] != "{"
-        if self._over or not text:
+            self._complete |= bool(text) and text[0] != "{"
+        if self._complete or not text:
             return ""
         if self._object is None:
             self._object = JsonStream(strings=False)
         try:
             self._object.feed(text)
         except JsonStreamError as error:
-            self._over = True
+            self._complete = True
             text = text[: error.offset - self._read] if self._object.complete else ""
         self._read += len(text)
         if self._object.complete:
-            self._over, text = True, text.rstrip()
+            self._complete, text = True, text.rstrip()
         self._shown += text
         return text
 
@@ -355,13 +355,13 @@ class Leading(Shaped):
 
     def __init__(self, call: Call, constraint: Constraint) -> None:
         super().__init__(call, None)
-        self._asked, self._free = constraint, False
+        self._pattern, self._free = constraint, False
         self._quote = constraint.spec == REGEX_STR
         self.opening = '"' if self._quote else ""
 
     def stops(self, stops: Sequence[str]) -> list[str]:
-        own = ['"'] if self._quote else []
-        return [*own, *(stop for stop in stops if stop.strip())]
+        quotes = ['"'] if self._quote else []
+        return [*quotes, *(stop for stop in stops if stop.strip())]
 
     def piece(self, text: str) -> str:
         self._came.append(text)
@@ -370,10 +370,10 @@ class Leading(Shaped):
     def read(self, text: str) -> str:
         if self._quote:
             return _quoted(text)
-        found = re.match(self._asked.spec, text.lstrip())
-        if found is None:
-            raise Misfit(_NOT_A[self._asked.spec], text)
-        return found[0].rstrip()
+        match = re.match(self._pattern.spec, text.lstrip())
+        if match is None:
+            raise Misfit(_NOT_A[self._pattern.spec], text)
+        return match[0].rstrip()
 
 
 _UP_TO_A_QUOTE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -384,8 +384,8 @@ def _quoted(text: str) -> str:
     cannot contain (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
     out."""
     lead = text.lstrip()
-    found = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
-    content = "" if found is None else found[0]
+    match = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
+    content = "" if match is None else match[0]
     if re.fullmatch(REGEX_STR, f'"{content}"'):
         return f'"{content}"'
     try:

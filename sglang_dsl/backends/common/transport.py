@@ -251,11 +251,13 @@ class _Answer:
             response.status_code, _decoded(content), _seconds(response.headers.get("retry-after"))
         )
 
-    async def _again(self, attempt: int, asked_s: float | None) -> bool:
+    async def _again(self, attempt: int, retry_after_s: float | None) -> bool:
         """Wait before the next attempt; False when there is none, or no time for it."""
         if attempt >= self._transport.limits.retries:
             return False
-        pause = min(LONGEST_PAUSE_S, asked_s if asked_s is not None else FIRST_PAUSE_S * 2**attempt)
+        pause = min(
+            LONGEST_PAUSE_S, retry_after_s if retry_after_s is not None else FIRST_PAUSE_S * 2**attempt
+        )
         pause *= random.uniform(0.75, 1.25)
         if self._deadline is not None and time.monotonic() + pause >= self._deadline:
             return False
@@ -312,12 +314,12 @@ class EventDecoder:
 def json_event(text: str, backend: str) -> dict[str, Any]:
     """The JSON object in an event's data. Raises BackendError."""
     try:
-        found = _parsed(text)
+        data = _parsed(text)
     except ValueError as error:
         raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}", backend=backend) from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise BackendError(f"an event of the stream is not an object: {text[:200]!r}", backend=backend)
-    return found
+    return data
 
 
 def json_body(value: Any) -> bytes:

@@ -54,8 +54,8 @@ class ReasoningStream:
         """Whole texts of a generation taken apart; all of it is answer where nothing was asked for."""
         if node.reasoning is None:
             return [Split("", "", text) for text in done.texts]
-        kind, found = reasoning_type(node.reasoning), []
+        kind, splits = reasoning_type(node.reasoning), []
         for index, text in enumerate(done.texts):
             apart = of_sample(done.meta, index).get("reasoning_content")
-            found.append(Split("", apart, text) if apart else split_reasoning(text, kind))
-        return found
+            splits.append(Split("", apart, text) if apart else split_reasoning(text, kind))
+        return splits

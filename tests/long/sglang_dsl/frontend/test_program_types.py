@@ -9,12 +9,12 @@ import re
 import subprocess
 import sys
 import typing
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
 
 from sglang_dsl.frontend import generation
-from sglang_dsl.frontend import static_types as checked
 from sglang_dsl.function import RUN_OPTIONS, SglFunction
 from sglang_dsl.interpreter.parameters import PARAMETERS
 
@@ -298,14 +298,16 @@ def test_pyright_knows_the_same(tmp_path: Path) -> None:
 
 
 def test_checkers_are_told_every_word() -> None:
+    path = ROOT / "sglang_dsl" / "frontend" / "static_types.pyi"
+    checked = SourceFileLoader("static_types", str(path)).load_module()
     gen_words = set(inspect.signature(generation._gen).parameters)
-    forms = set(typing.get_type_hints(checked.Forms)) | set(typing.get_type_hints(checked.TypedWords))
+    forms = set(typing.get_type_hints(checked.Forms)) | set(typing.get_type_hints(checked.TypedArguments))
     assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
-    batch = set(typing.get_type_hints(checked.BlockingBatchWords))
+    batch = set(typing.get_type_hints(checked.BlockingBatchArguments))
     own = set(inspect.signature(SglFunction.run_batch).parameters)
     assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "kwargs"}) | RUN_OPTIONS
     told = re.findall(r"\*args: Any, (\w+): Any, ", inspect.getsource(checked.Runs))
-    assert sorted(told) == sorted(RUN_OPTIONS), "sglang_dsl/checked.py lists all words of run"
+    assert sorted(told) == sorted(RUN_OPTIONS), f"{path} lists all keyword arguments of run"
     assert set(PARAMETERS) < RUN_OPTIONS
 
 
