@@ -1,4 +1,4 @@
-"""Budgets: how much a program, or one of its branches, may use. Knows no backends and no programs."""
+"""Budgets: how much a program, or one of its branches, may use."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ class Budget:
     price: Price | None = None
 
     def __repr__(self) -> str:
-        limits = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown = [f"{name}={value!r}" for name, value in limits.items() if value is not None]
-        return f"Budget({', '.join(shown)})"
+        limits = {f.name: getattr(self, f.name) for f in fields(self)}
+        return f"Budget({', '.join(f'{name}={one!r}' for name, one in limits.items() if one is not None)})"
 
     def __post_init__(self) -> None:
         for name in ("tokens", "calls", "seconds", "cost"):
@@ -57,10 +56,9 @@ def price_per_million(prompt: float, completion: float, cached: float | None = N
     cached tokens cost as much as `prompt` tokens."""
 
     def price(meta: Mapping[str, Any]) -> float:
-        sent, reused, generated = (
-            int(meta.get(key) or 0) for key in ("prompt_tokens", "cached_tokens", "completion_tokens")
-        )
-        of_cached = prompt if cached is None else cached
-        return ((sent - reused) * prompt + reused * of_cached + generated * completion) / 1e6
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+        read, reused, generated = (int(meta.get(name) or 0) for name in names)
+        cached_price = prompt if cached is None else cached
+        return ((read - reused) * prompt + reused * cached_price + generated * completion) / 1e6
 
     return price

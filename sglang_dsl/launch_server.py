@@ -21,7 +21,7 @@ def serve(flags: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
-    return serve(own_flags(arguments, lambda message: print(f"warning: {message}", file=sys.stderr)))
+    return serve(own_flags(arguments, lambda said: print(f"warning: {said}", file=sys.stderr)))
 
 
 if __name__ == "__main__":

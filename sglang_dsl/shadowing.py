@@ -1,5 +1,5 @@
-"""Another module called `runtime`, found before this project's own: said in one line, with its place. Loaded
-before anything of the runtime is; imports nothing of this project, and does not run the other module.
+"""Refuses another module called `runtime` that is imported instead of this project's, with its path. Loaded
+before the runtime; imports nothing of this project, and does not run the other module.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _SITES = ("site-packages", "dist-packages")
 
 
 def refuse_another_runtime() -> None:
-    """Raises ImportError where `import runtime` would give, or has given, something else."""
+    """Raises ImportError if `import runtime` loads, or has loaded, another module."""
     try:
         spec = importlib.util.find_spec("runtime")
-    except ValueError:  # loaded by hand, without a spec
-        spec, path = None, getattr(sys.modules["runtime"], "__file__", None) or "made in memory"
+    except ValueError:  # loaded without a spec
+        path = getattr(sys.modules["runtime"], "__file__", None) or "made in memory"
     else:
         if spec is None:
-            return  # as missing as any other module: the import says so
+            return  # the import will fail
         folders = spec.submodule_search_locations or ()
         if any(
             folder == _RUNTIME or os.path.isfile(os.path.join(folder, "protocol", "registry.py"))

@@ -1,5 +1,5 @@
-"""OpenTelemetry: a span for every call of a backend, after the semantic conventions for generative AI
-(opentelemetry.io/docs/specs/semconv/gen-ai). Needs opentelemetry-api; where the spans go is the SDK's matter.
+"""OpenTelemetry: a span for every call of a backend, by the semantic conventions for generative AI
+(opentelemetry.io/docs/specs/semconv/gen-ai). Needs opentelemetry-api; the SDK exports the spans.
 
     stop = telemetry.instrument()
 """
@@ -20,7 +20,7 @@ NS = 1e9
 
 
 def instrument(tracer_provider: Any = None) -> Callable[[], None]:
-    """Start to make spans. Returns a function that stops it. `tracer_provider` None: the process's own.
+    """Start to create spans. Returns a function that stops it. `tracer_provider`: None for the process's.
     Raises MissingExtra if opentelemetry is not installed.
 
     Calls made inside a span of the program are children of that span. A call of the engine in this process
@@ -57,10 +57,10 @@ class Spans:
             return
         TRACEPARENT.set(None)
         with self._lock:
-            held = self._open.pop(event.number, None)
-        if held is None:  # begun before we listened
+            begun = self._open.pop(event.number, None)
+        if begun is None:  # before instrument()
             return
-        span, began = held
+        span, began = begun
         for key, value in _results(event).items():
             span.set_attribute(key, value)
         if event.error is not None:
@@ -71,8 +71,7 @@ class Spans:
         span.end(end_time=began + int(event.seconds * NS))
 
     def _stages(self, span: Any, event: CallEvent, began: int) -> None:
-        """Where the time of a call went that the engine of this process answered. A server makes these spans
-        itself."""
+        """Spans for the phases of a call of the engine in this process. A server creates these itself."""
         queue, first, whole = (
             float(event.meta.get(name) or 0.0)
             for name in ("queue_time", "first_token_latency", "e2e_latency")
@@ -82,7 +81,7 @@ class Spans:
         whole = min(whole, event.seconds)
         first = min(first, whole)
         queue = min(queue, first)
-        # What is left was spent before the engine had it.
+        # The rest of the time was before the engine received the request.
         lead = max(0.0, event.seconds - whole)
         within = self._trace.set_span_in_context(span)
         for name, start, end in (("queue", 0.0, queue), ("prefill", queue, first), ("decode", first, whole)):
@@ -111,7 +110,8 @@ def _attributes(event: CallEvent) -> dict[str, Any]:
     if event.index is not None:
         attributes["sglang_dsl.item"] = event.index
     if event.source is not None:
-        attributes["code.file.path"], attributes["code.line.number"] = event.source.file, event.source.line
+        attributes["code.file.path"] = event.source.file
+        attributes["code.line.number"] = event.source.line
     return attributes
 
 

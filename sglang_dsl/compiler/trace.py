@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,8 @@ from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
-from sglang_dsl.interpreter.core import Checkpoint, Core
+from sglang_dsl.interpreter.core import Checkpoint, Core, SettledCore
 from sglang_dsl.interpreter.joins import joined_values
-from sglang_dsl.interpreter.run import Mark, Variable, missing
 from sglang_dsl.ir import (
     Fork,
     Gen,
@@ -249,29 +248,22 @@ class _Branching:
         self.branches, self.src = branches, src
 
 
-class Tracer:
-    """A Core that writes nodes down."""
+class Tracer(SettledCore):
+    """A Core that collects nodes."""
 
     def __init__(self, program: str, *, parent: Tracer | None = None) -> None:
-        self.program = program
-        self.index: int | None = None
-        self.ret_value: Any = None
+        transcript = parent._transcript if parent else Transcript.EMPTY
+        super().__init__(program, transcript, dict(parent._variables) if parent else {})
         self._nodes: list[Node | _Branching] = []
-        self._variables: dict[str, Variable] = dict(parent._variables) if parent else {}
         self._inherited = dict(self._variables)
         self._role: str | None = parent._role if parent else None
-        self._transcript: Transcript = parent._transcript if parent else Transcript.EMPTY
         self._scopes: dict[str, list[Transcript]] = {}
-
-    @property
-    def body_error(self) -> BaseException | None:
-        return None
 
     def fault(self) -> BaseException | None:
         return None
 
     def body(self) -> Seq:
-        """What was written so far, forks with all their branches."""
+        """The nodes so far, forks with all their branches."""
         nodes = [
             node if isinstance(node, Node) else Fork(tuple(b.body() for b in node.branches), src=node.src)
             for node in self._nodes
@@ -313,28 +305,6 @@ class Tracer:
             case _:
                 pass
 
-    def known(self, name: str) -> bool:
-        return name in self._variables
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._variables)
-
-    @property
-    def beside(self) -> bool:
-        return False
-
-    async def appears(self, name: str, until: Until) -> None:
-        """It is there, or will never be."""
-
-    def find(self, name: str) -> Variable:
-        if (variable := self._variables.get(name)) is None:
-            raise missing(name, self._variables, self.program)
-        return variable
-
-    def set(self, name: str, value: Any) -> None:
-        self._variables[name] = Variable(name)
-        self._variables[name].settle(value)
-
     def open_role(self) -> str | None:
         return self._role
 
@@ -354,7 +324,7 @@ class Tracer:
         return {name: variable.value for name, variable in held if self._inherited.get(name) is not variable}
 
     async def adopt(self, branch: Core, src: Source | None, until: Until) -> None:
-        """As the first branch may win, its variables are there."""
+        """As if the first branch won: its variables are set."""
         assert isinstance(branch, Tracer)
         for name, value in branch._set_here().items():
             self.set(name, value)
@@ -363,30 +333,13 @@ class Tracer:
         return Checkpoint(self, self.watch(Signal()), dict(self._variables), self._role)
 
     def rollback(self, checkpoint: Checkpoint) -> None:
-        """The nodes stay in the tree: a run makes their calls, whatever it forgets."""
+        """The nodes stay in the tree: a run makes their calls all the same."""
         self._transcript = checkpoint.mark.transcript
         self._variables, self._role = dict(checkpoint.variables), checkpoint.role
-
-    def watch(self, signal: Signal) -> Mark:
-        mark = Mark(signal)
-        mark.reach(self._transcript, None, 0)
-        return mark
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
-
-    def so_far(self) -> Transcript:
-        return self._transcript
 
     def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
         variables = {name: variable.snapshot() for name, variable in self._variables.items()}
         return Snapshot(self.program, self._transcript, variables=variables)
-
-    async def settled(self, until: Until) -> Transcript:
-        return self._transcript
-
-    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
-        yield self._transcript.text()
 
     async def usage(self, until: Until) -> dict[str, int]:
         return Ledger().total()

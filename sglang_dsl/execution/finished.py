@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal, Until
+from sglang_dsl.concurrency.streams import Until
 from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import (
@@ -25,8 +25,8 @@ from sglang_dsl.errors import (
     headline,
     stacks,
 )
-from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.run import Mark, Variable, missing
+from sglang_dsl.interpreter.core import Checkpoint, Core, SettledCore
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen, Node, Select, Source
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
@@ -190,17 +190,14 @@ def _unpacked(packed: PackedState) -> Snapshot:
     )
 
 
-class Finished:
+class Finished(SettledCore):
     """The core of a program that has ended in another process."""
-
-    index: int | None
-    ret_value: Any
 
     def __init__(
         self, seen: Snapshot, raws: Mapping[str, str | list[str]], ret_value: Any, index: int | None
     ) -> None:
-        self._seen, self.ret_value, self.index = seen, ret_value, index
-        self._variables: dict[str, Variable] = {}
+        super().__init__(seen.program, seen.transcript, {}, index)
+        self._seen, self.ret_value = seen, ret_value
         for name, one in seen.variables.items():
             variable = self._variables[name] = Variable(name)
             variable.raw = raws.get(name)
@@ -209,44 +206,13 @@ class Finished:
             else:
                 variable.fail(one.error)
 
-    @property
-    def program(self) -> str:
-        return self._seen.program
-
-    @property
-    def body_error(self) -> BaseException | None:
-        return None
-
-    @property
-    def beside(self) -> bool:
-        return False
-
     def fault(self) -> BaseException | None:
         errors = (one.error for one in self._variables.values())
         first = next((error for error in errors if isinstance(error, InvalidValue)), None)
         return None if first is None else again(first)
 
-    def known(self, name: str) -> bool:
-        return name in self._variables
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._variables)
-
-    async def appears(self, name: str, until: Until) -> None:
-        """It is there, or will never be."""
-
-    def find(self, name: str) -> Variable:
-        if (variable := self._variables.get(name)) is None:
-            raise missing(name, self._variables, self.program)
-        return variable
-
-    def set(self, name: str, value: Any) -> None:
-        variable = Variable(name)
-        variable.settle(value)
-        self._variables[name] = variable
-
     def open_role(self) -> str | None:
-        return self._seen.transcript.role
+        return self._transcript.role
 
     def submit(self, node: Node, src: Source | None = None) -> None:
         self._refuse()
@@ -269,26 +235,9 @@ class Finished:
     def _refuse(self) -> NoReturn:
         raise StateClosed(f"{self.program!r} ran in another process; it can only be read")
 
-    def watch(self, signal: Signal) -> Mark:
-        mark = Mark(signal)
-        mark.reach(self._seen.transcript, None, 0)
-        return mark
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
-
-    def so_far(self) -> Transcript:
-        return self._seen.transcript
-
     def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
         variables = {name: variable.snapshot() for name, variable in self._variables.items()}
         return msgspec.structs.replace(self._seen, variables=variables)
-
-    async def settled(self, until: Until) -> Transcript:
-        return self._seen.transcript
-
-    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
-        yield self._seen.transcript.text()
 
     async def usage(self, until: Until) -> dict[str, int]:
         return self._seen.usage

@@ -43,14 +43,6 @@ class ArrayLike(Protocol):
     def tobytes(self) -> bytes: ...
 
 
-@runtime_checkable
-class Tensor(Protocol):
-    """A torch tensor."""
-
-    def detach(self) -> Any: ...
-    def numpy(self) -> ArrayLike: ...
-
-
 def part_of(kind: Kind, source: object, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a message that stands for `source`.
 
@@ -71,14 +63,14 @@ def address(kind: Kind, source: object) -> str:
             data = _read(kind, source)
         case bytes() | bytearray() | memoryview():
             data = bytes(source)
-        case (ArrayLike() | Tensor() as values, int(rate)) if kind == "audio":
-            data = _wav(_array(values), rate)
+        case (values, int(rate)) if kind == "audio" and isinstance(array := _array(values), ArrayLike):
+            data = _wav(array, rate)
         case Savable() if kind == "image":
             held = io.BytesIO()
             source.save(held, format="PNG")
             data = held.getvalue()
-        case ArrayLike() | Tensor() if kind == "image":
-            data = _png(_array(source))
+        case _ if kind == "image" and isinstance(array := _array(source), ArrayLike):
+            data = _png(array)
         case _:
             raise BadProgram(_TAKES[kind] + f"; got {type(source).__name__}")
     if len(data) > MAX_BYTES:
@@ -160,8 +152,9 @@ _SIGNS: dict[Kind, tuple[tuple[str, Callable[[bytes], bool]], ...]] = {
 }
 
 
-def _array(values: Any) -> ArrayLike:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values  # type: ignore[no-any-return]
+def _array(values: Any) -> Any:
+    """A tensor of torch as an array; other values as they are."""
+    return values.detach().cpu().numpy() if callable(getattr(values, "detach", None)) else values
 
 
 def _png(pixels: ArrayLike) -> bytes:

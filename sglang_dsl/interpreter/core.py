@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.interpreter.run import Mark, Variable
+from sglang_dsl.interpreter.run import Mark, Variable, missing
 from sglang_dsl.ir import Node, Source
 from sglang_dsl.views.snapshot import Snapshot
 
@@ -81,3 +81,52 @@ class Core(Protocol):
     async def settled(self, until: Until) -> Transcript: ...
     def pieces(self, until: Until) -> AsyncGenerator[str, None]: ...
     async def usage(self, until: Until) -> dict[str, int]: ...
+
+
+class SettledCore:
+    """Base of the cores without a run: every variable has its value, and nothing is waited for."""
+
+    body_error: BaseException | None = None
+    beside = False
+
+    def __init__(
+        self, program: str, transcript: Transcript, variables: dict[str, Variable], index: int | None = None
+    ) -> None:
+        self.program, self.index = program, index
+        self.ret_value: Any = None
+        self._transcript, self._variables = transcript, variables
+
+    def known(self, name: str) -> bool:
+        return name in self._variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._variables)
+
+    async def appears(self, name: str, until: Until) -> None:
+        """It is set, or will never be."""
+
+    def find(self, name: str) -> Variable:
+        if (variable := self._variables.get(name)) is None:
+            raise missing(name, self._variables, self.program)
+        return variable
+
+    def set(self, name: str, value: Any) -> None:
+        self._variables[name] = Variable(name)
+        self._variables[name].settle(value)
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        mark.reach(self._transcript, None, 0)
+        return mark
+
+    def cancel(self) -> None:
+        """Nothing is running."""
+
+    def so_far(self) -> Transcript:
+        return self._transcript
+
+    async def settled(self, until: Until) -> Transcript:
+        return self._transcript
+
+    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
+        yield self._transcript.text()

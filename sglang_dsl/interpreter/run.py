@@ -19,16 +19,17 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from runtime.formats.reasoning.types import Split
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Piece, Signal, Stream, Until, awaiting
-from sglang_dsl.conversation.requests import Call, Ledger
+from sglang_dsl.conversation.requests import Call, Completion, Ledger
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import (
     BackendError,
@@ -44,10 +45,10 @@ from sglang_dsl.errors import (
     near,
     stacks,
 )
-from sglang_dsl.interpreter.calls import Calls
+from sglang_dsl.interpreter.calls import Before, CallContext, Calls
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog
-from sglang_dsl.ir import Node, Sampling, Source, caller
+from sglang_dsl.ir import Gen, Node, Sampling, Source, caller
 from sglang_dsl.ir.typed import Typed
 from sglang_dsl.tool_use.offers import Offer
 from sglang_dsl.views.snapshot import VariableSnapshot
@@ -411,6 +412,25 @@ class Item(msgspec.Struct, eq=False, gc=False):
     lead: tuple[Node, ...] = ()
     step: int = 0
     offer: Offer | None = None
+
+
+class EvaluatorState(Protocol):
+    """A state's Evaluator, for the modules that it calls."""
+
+    run: RunInfo
+    transcript: Transcript
+    error: BaseException | None
+    output: Stream
+    meters: tuple[Meter, ...]
+
+    @property
+    def before(self) -> Before: ...
+    def context(self, kind: str, name: str | None, item: Item, timeout: float | None) -> CallContext: ...
+    def evaluate(self, node: Node, item: Item) -> Coroutine[Any, Any, None]: ...
+    def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
+    def advance(self, transcript: Transcript) -> None: ...
+    def fail(self, cause: BaseException, item: Item) -> None: ...
+    async def warm(self, backend: Backend) -> None: ...
 
 
 def located(cause: BaseException, context: dict[str, Any], timeout: float | None) -> ProgramError:

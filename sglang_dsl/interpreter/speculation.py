@@ -18,7 +18,7 @@ import bisect
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,11 +27,10 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BackendError, BadProgram
-from sglang_dsl.interpreter.calls import CallContext
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.interpreter.replies.reasoning import Split
-from sglang_dsl.interpreter.run import Item, RunInfo
-from sglang_dsl.ir import Gen, Node, ScopeBegin, ScopeEnd, Text
+from sglang_dsl.interpreter.run import EvaluatorState, Item
+from sglang_dsl.ir import Gen, ScopeBegin, ScopeEnd, Text
 
 TRIES = 3
 """How often a turn is asked for whose replies do not follow it."""
@@ -244,20 +243,6 @@ def match(
     return values
 
 
-class _State(Protocol):
-    """A state's Evaluator, as far as it is needed here."""
-
-    run: RunInfo
-    transcript: Transcript
-    error: BaseException | None
-
-    def context(self, kind: str, name: str | None, item: Item, timeout: float | None) -> CallContext: ...
-    async def warm(self, backend: Backend) -> None: ...
-    async def evaluate(self, node: Node, item: Item) -> None: ...
-    def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
-    def fail(self, cause: BaseException, item: Item) -> None: ...
-
-
 @dataclass
 class Speculation:
     """For one state. Its coroutine alone calls this; others look at `held` while that rests."""
@@ -281,7 +266,7 @@ class Speculation:
         """Whether a reply's rest can be gone on with here."""
         return self.prefills or transcript.role is None
 
-    async def evaluate(self, item: Item, state: _State) -> None:
+    async def evaluate(self, item: Item, state: EvaluatorState) -> None:
         """Do one thing of the queue, or hold it back. Raises what goes wrong."""
         node = item.node
         waits = isinstance(node, Text | Gen | ScopeBegin | ScopeEnd) and item.offer is None
@@ -298,7 +283,7 @@ class Speculation:
             self.ahead.forget()
         await state.evaluate(node, item)
 
-    async def answer(self, call: Call, node: Gen, item: Item, state: _State) -> Completion:
+    async def answer(self, call: Call, node: Gen, item: Item, state: EvaluatorState) -> Completion:
         """A generation's answer: what the model has said already, or a new call's."""
         if node.reasoning is not None:
             self.ahead.forget()
@@ -306,12 +291,12 @@ class Speculation:
         make = functools.partial(self._make, node, item, state)
         return await self.ahead.answered(call, make, reports_tokens=self.reports_tokens)
 
-    async def _make(self, node: Gen, item: Item, state: _State, call: Call) -> Completion:
+    async def _make(self, node: Gen, item: Item, state: EvaluatorState, call: Call) -> Completion:
         context = state.context("gen", node.name, item, node.timeout)
         call = msgspec.structs.replace(call, timeout=context.timeout)
         return await state.run.calls.generate(context, call, state.warm, None)
 
-    async def _release(self, state: _State) -> None:
+    async def _release(self, state: EvaluatorState) -> None:
         """Do what was held back: somebody needs it, or the turn is over. Raises what goes wrong, after all
         who wait have been told so."""
         items, self.held = self.held, []
@@ -334,7 +319,7 @@ class Speculation:
                 if variable is not None and not variable.done:
                     variable.fail(error)
 
-    async def _do(self, items: list[Item], state: _State) -> None:
+    async def _do(self, items: list[Item], state: EvaluatorState) -> None:
         parts = [item for item in items if isinstance(item.node, Text | Gen)]
         gens = [item for item in parts if isinstance(item.node, Gen)]
         # A turn that has begun cannot be asked for from its begin; the backend says what it thinks of that.
@@ -352,7 +337,9 @@ class Speculation:
                 assert item.node is not None
                 await state.evaluate(item.node, item)
 
-    async def _requested(self, parts: list[Item], gens: list[Item], state: _State) -> list[Completion]:
+    async def _requested(
+        self, parts: list[Item], gens: list[Item], state: EvaluatorState
+    ) -> list[Completion]:
         """One value for each of `gens`."""
         nodes = [item.node for item in gens if isinstance(item.node, Gen)]
         prompt = state.transcript.prompt()

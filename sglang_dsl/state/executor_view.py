@@ -1,36 +1,16 @@
-"""What programs written for sglang read from `state.stream_executor`. The state has all of it, under other
-names."""
+"""The attributes that programs written for sglang read from `state.stream_executor`. The state has all of
+them, under other names."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_dsl.concurrency.streams import blocking, run_here
-from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.run import Variable
 
 
-class State(Protocol):
-    """A ProgramState."""
-
-    @property
-    def core(self) -> Core: ...
-    def __contains__(self, name: object) -> bool: ...
-    def __getitem__(self, name: str) -> Any: ...
-    def __iadd__(self, other: object) -> Any: ...
-    def get_var(self, name: str) -> Any: ...
-    def set_var(self, name: str, value: Any) -> None: ...
-    def text(self) -> str: ...
-    def messages(self) -> list[dict[str, Any]]: ...
-    def error(self) -> Any: ...
-    def sync(self) -> None: ...
-    def fork(self, size: int = 1) -> Any: ...
-    def get_meta_info(self, name: str) -> dict[str, Any]: ...
-
-
 class Awaited:
-    """What programs written for sglang find under a variable's name in `variable_event`: whether its value is
-    there."""
+    """A value of `variable_event`: whether a variable is set."""
 
     def __init__(self, variable: Variable) -> None:
         self._variable = variable
@@ -39,15 +19,15 @@ class Awaited:
         return self._variable.done
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the value is there or has failed, for at most `timeout` seconds. Returns whether it
-        came."""
+        """Wait until the variable is set or has failed, for at most `timeout` seconds. Returns whether it
+        is."""
         return self._variable.wait_for(self.is_set, timeout)
 
 
 class ExecutorView:
-    """Made by `state.stream_executor`."""
+    """Returned by `state.stream_executor`. `state`: a ProgramState."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Any) -> None:
         self._state = state
         self.get_var, self.set_var = state.get_var, state.set_var
         self.text, self.messages = state.text, state.messages

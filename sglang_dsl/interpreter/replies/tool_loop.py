@@ -10,39 +10,23 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from runtime.protocol.messages import ToolCall as MessageCall
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Call, Completion, ToolCall, ToolStep
-from sglang_dsl.conversation.transcript import Made, Transcript
+from sglang_dsl.conversation.transcript import Made
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
-from sglang_dsl.interpreter.calls import Before, CallContext
+from sglang_dsl.interpreter.calls import CallContext
 from sglang_dsl.interpreter.lower import was_cut
-from sglang_dsl.interpreter.metering import Ask, Meter
-from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
-from sglang_dsl.interpreter.run import Item, RunInfo
+from sglang_dsl.interpreter.metering import Ask
+from sglang_dsl.interpreter.replies.reasoning import ReasoningStream
+from sglang_dsl.interpreter.run import EvaluatorState, Item
 from sglang_dsl.ir import Gen, LoopBegin
 from sglang_dsl.tool_use import running
 from sglang_dsl.tool_use.offers import Offer, Runner, ToolSession
-
-
-class _State(Protocol):
-    """A state's Evaluator, as far as it is needed here."""
-
-    run: RunInfo
-    transcript: Transcript
-    output: Stream
-    meters: tuple[Meter, ...]
-
-    @property
-    def before(self) -> Before: ...
-    def context(self, kind: str, name: str | None, item: Item, timeout: float | None) -> CallContext: ...
-    def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
-    def advance(self, transcript: Transcript) -> None: ...
 
 
 def may_call(node: Gen, ready: Call, offer: Offer) -> bool:
@@ -62,7 +46,7 @@ def may_call(node: Gen, ready: Call, offer: Offer) -> bool:
     return not shaped and not ready.peeks
 
 
-async def answer(state: _State, node: Gen, item: Item, ready: Call, offer: Offer) -> None:
+async def answer(state: EvaluatorState, node: Gen, item: Item, ready: Call, offer: Offer) -> None:
     """Evaluate a generation that may call tools. Raises its error."""
     if state.transcript.role is None:
         raise BadProgram("tools are called in an assistant turn: put the gen into assistant(...)")
@@ -110,7 +94,7 @@ def _calls(calls: Sequence[ToolCall]) -> tuple[MessageCall, ...]:
     return tuple(MessageCall(one.name, one.text, one.id) for one in calls)
 
 
-def _say(state: _State, node: Gen, done: Completion, step: ToolStep) -> None:
+def _say(state: EvaluatorState, node: Gen, done: Completion, step: ToolStep) -> None:
     """The reply with its calls, a turn for each result, and the assistant's next turn."""
     at, first = state.transcript, ReasoningStream.splits(node, done)[0]
     role = at.role or "assistant"
@@ -129,7 +113,7 @@ def _say(state: _State, node: Gen, done: Completion, step: ToolStep) -> None:
 
 
 def _settle(
-    state: _State,
+    state: EvaluatorState,
     node: Gen,
     item: Item,
     done: Completion,
@@ -170,7 +154,7 @@ async def _connect(
 
 
 async def _run_all(
-    state: _State,
+    state: EvaluatorState,
     item: Item,
     calls: Sequence[ToolCall],
     sessions: Mapping[tuple[int, str], ToolSession | Exception],
@@ -194,7 +178,7 @@ async def _run_all(
 
 
 async def _run(
-    state: _State,
+    state: EvaluatorState,
     context: CallContext,
     call: ToolCall,
     sessions: Mapping[tuple[int, str], ToolSession | Exception],
