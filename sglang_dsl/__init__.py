@@ -132,7 +132,7 @@ _LATE: Registry[Any] = Registry(
         "RayData": "sglang_dsl.execution.engines:RayData",
         "RuntimeEndpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
         "Snapshot": "sglang_dsl.views.snapshot:Snapshot",
-        "ServerArgs": "runtime.config.server_args:ServerArgs",
+        "ServerArgs": "runtime:ServerArgs",
         "Tool": "sglang_dsl.tool_use.definitions:Tool",
         "VertexAI": "sglang_dsl.backends.gemini:VertexAI",
         "write_run": "sglang_dsl.views.run_file:write_run",

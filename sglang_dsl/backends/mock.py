@@ -48,7 +48,7 @@ Split = int | Sequence[int] | Callable[[str], Iterable[str]]
 # Found by name, as an engine is: the runtime's own way to a value of a schema, with the packages it needs.
 _PARTS: Registry[Any] = Registry(
     "part of the mock",
-    {"values of schemas": "runtime.grammar.json_schema.examples:values_of"},
+    {"values of schemas": "runtime:values_of"},
     extras={"values of schemas": "mock"},
 )
 _VOCABULARY = (
