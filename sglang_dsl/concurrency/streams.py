@@ -36,7 +36,7 @@ when `signal` is notified. Returns whether it came true within `timeout_s` secon
 
 
 def _acquired(lock: threading.Lock, until: float | None) -> bool:
-    """Whether `lock` came free by `until` (None: whenever)."""
+    """Acquire `lock` by `until`, if that is not None; whether it was acquired."""
     slices = threading.current_thread() is threading.main_thread()
     while True:
         left = -1.0 if until is None else max(0.0, until - time.monotonic())
@@ -48,7 +48,7 @@ def _acquired(lock: threading.Lock, until: float | None) -> bool:
 
 
 def _in_turn(loop: LoopThread, thread: int, woken: threading.Lock) -> None:
-    """Wake a pool's thread, in its turn where it is the loop that wakes it."""
+    """Wake a pool's thread, in its turn if the loop wakes it."""
     if loop.here:
         loop.turns.add(thread, woken)
     else:
@@ -61,8 +61,7 @@ class Signal:
     __slots__ = ("_wakers",)
 
     def __init__(self) -> None:
-        # Without a lock, which most signals would never need: adding and taking are atomic, and who has added
-        # himself looks at his condition again, so that of two that meet one sees the other.
+        # No lock: list operations are atomic, and a waiter checks its condition again after adding itself.
         self._wakers: list[Callable[[], object]] = []
 
     def notify(self) -> None:
@@ -77,7 +76,7 @@ class Signal:
             wake()
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Block this thread until `ready()`. Whoever makes it true must notify()."""
+        """Block this thread until `ready()`. The code that makes it true must notify()."""
         self.wait_for(ready, None)
 
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
@@ -86,13 +85,13 @@ class Signal:
         while not ready():
             if background().here:
                 raise SglError("a value was read on the language's own event loop, which would block it")
-            woken = threading.Lock()  # held until a waker lets it go; an Event would be a good deal dearer
+            woken = threading.Lock()  # an Event is slower
             woken.acquire()
             wake = woken.release
             if isinstance(threading.current_thread(), Worker):
                 wake = functools.partial(_in_turn, background(), threading.get_ident(), woken)
             self._wakers.append(wake)
-            # Looked at again after registering: a notify() in between is not lost.
+            # Checked again after registering, so that a notify() in between is not lost.
             if ready():
                 return True
             background().turns.pass_on()
@@ -102,12 +101,12 @@ class Signal:
         return True
 
     def _forget(self, waker: Callable[[], object]) -> None:
-        """Who has left waits no more: a signal that never comes does not collect them."""
+        """Remove a waiter that gave up: a signal that never comes does not collect them."""
         with contextlib.suppress(ValueError):
             self._wakers.remove(waker)
 
     def when(self, ready: Callable[[], bool], then: Callable[[], object]) -> None:
-        """Call `then` once `ready()`, here or where that comes true; soon and briefly done, as a waker is."""
+        """Call `then`, which must be quick, when `ready()`: now, or where that is notified."""
 
         def look() -> None:
             self.when(ready, then)
@@ -117,7 +116,7 @@ class Signal:
             return
         self._wakers.append(look)
         if ready():
-            # Whoever takes it out calls it: notify(), or this.
+            # Called by the one that removes it: notify(), or this.
             try:
                 self._wakers.remove(look)
             except ValueError:
@@ -151,21 +150,20 @@ class Signal:
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Some streamed text, with what the backend said about it, if anything."""
+    """A piece of streamed text, with metadata from the backend, if any."""
 
     text: str
     meta: dict[str, Any] | None = None
 
 
 class Stream(Signal):
-    """Pieces in order, and the signal that tells of new ones. A reader goes on until `end()` says it has had
-    enough."""
+    """Pieces in order, and the signal that there are new ones."""
 
     __slots__ = ("pieces",)
 
     def __init__(self) -> None:
         self._wakers = []
-        # A list from the first piece on; most streams are made long before.
+        # A list from the first piece on.
         self.pieces: Sequence[Piece] = ()
 
     def put(self, text: str, meta: dict[str, Any] | None = None) -> None:
@@ -174,7 +172,7 @@ class Stream(Signal):
             self.notify()
 
     def so_far(self) -> Sequence[Piece]:
-        """The pieces that there are by now."""
+        """The pieces by now."""
         return self.pieces
 
     def _add(self, text: str, meta: dict[str, Any] | None) -> None:
@@ -184,7 +182,7 @@ class Stream(Signal):
             self.pieces = [Piece(text, meta)]
 
     async def read(self, end: Callable[[], int | None], until: Until) -> AsyncGenerator[Piece, None]:
-        """All pieces up to index `end()`, which is None while that is not known; waits by `until`."""
+        """All pieces up to index `end()`, which is None while it is not known; waits by `until`."""
         cursor = 0
         while True:
             at = cursor
@@ -212,7 +210,7 @@ async def awaiting(signal: Signal, ready: Callable[[], bool], timeout_s: float |
 
 
 def run_here(work: Awaitable[T]) -> T:
-    """What a coroutine gives that waits by `blocking`."""
+    """The result of a coroutine that waits by `blocking`."""
     running = cast("Coroutine[Any, Any, T]", work)
     try:
         running.send(None)
@@ -236,5 +234,5 @@ def iterate_here(pieces: AsyncGenerator[T, None]) -> Iterator[T]:
 
 
 async def value_of(value: Any) -> Any:
-    """What a user's function gave, awaited where it is a coroutine."""
+    """The result of a user's function, which may be a coroutine."""
     return await value if isawaitable(value) else value

@@ -134,8 +134,8 @@ def _gen(
     )
 
 
-# How type checkers read a generation: n > 1 gives a list; a type can be combined with sampling parameters;
-# choices make it a select. The last overload is for what is only known at run time.
+# For type checkers: n > 1 gives a list; a type can be combined with sampling parameters; choices make it a
+# select. The last overload is for arguments that are known at run time only.
 
 
 @overload
@@ -215,7 +215,7 @@ def gen(
 
 
 def gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
-    # Programs pass the same arguments at the same place again and again; nodes are frozen, so one will do.
+    # Programs run the same lines repeatedly; nodes are frozen, so one per line and arguments is enough.
     try:
         src = caller()
         if type(src) is Discarded:
@@ -234,7 +234,7 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 # Typed: 1 is not True, though they are equal.
 @functools.lru_cache(maxsize=4096, typed=True)
 def _known_gen(src: object, /, *args: Any, **kwargs: Any) -> Gen[Any] | Select:
-    """`src` is the place in the user's code, which the node finds out itself."""
+    """`src`: the line in the user's code, as part of the key."""
     return _any_gen(*args, **kwargs)
 
 

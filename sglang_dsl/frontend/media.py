@@ -1,5 +1,5 @@
-"""Images, videos and sounds as users have them (paths, bytes, arrays, PIL images, addresses) -> the parts
-that messages carry. Looks at the first bytes to tell a format; decodes nothing and fetches nothing.
+"""Images, videos and sounds (paths, bytes, arrays, PIL images, addresses) as parts of messages. Formats are
+recognized by their first bytes; nothing is decoded or fetched.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Savable(Protocol):
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """A numpy array, or what looks like one."""
+    """A numpy array, or a similar object."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -44,11 +44,12 @@ class ArrayLike(Protocol):
 
 
 def part_of(kind: Kind, source: object, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a message that stands for `source`.
+    """The part of a message for `source`.
 
     image {"type": "image_url", "image_url": {"url", ...}}, video {"type": "video_url", ...}, audio
-    {"type": "audio_url", ...}; data travels as a data URI (RFC 2397) with its own media type. `words` stand
-    beside the url where they are not None. Raises BadProgram: no such file, an unknown format, a wrong shape.
+    {"type": "audio_url", ...}; data is sent as a data URI (RFC 2397) with its media type. `attributes` that
+    are not None are added beside the url. Raises BadProgram for a missing file, an unknown format, a wrong
+    shape.
     """
     present = {word: value for word, value in attributes.items() if value is not None}
     return {"type": f"{kind}_url", f"{kind}_url": {"url": address(kind, source), **present}}
@@ -99,7 +100,7 @@ def _read(kind: Kind, path: str | os.PathLike[str]) -> bytes:
 
 
 def _format(kind: Kind, data: bytes) -> str:
-    """The media type that the first bytes tell. Raises BadProgram where they tell none of this kind."""
+    """The media type, by the first bytes. Raises BadProgram for an unknown format."""
     for media_type, matches in _SIGNS[kind]:
         if matches(data):
             return media_type
@@ -112,7 +113,7 @@ def _starts(*signs: bytes) -> Callable[[bytes], bool]:
 
 
 def _box(*brands: bytes) -> Callable[[bytes], bool]:
-    """ISO base media files (ISO/IEC 14496-12): the brand stands behind "ftyp"."""
+    """ISO base media files (ISO/IEC 14496-12): the brand is behind "ftyp"."""
     return lambda data: data[4:8] == b"ftyp" and (not brands or data[8:12] in brands)
 
 

@@ -6,7 +6,7 @@ RunInfo     what all forks of one run share
 Body, Stop  the user's function beside the reader, and what ends it
 Prefix      the text that sibling forks start from
 Item        an entry of a queue
-located     how a failure gets its place in the program
+located     a failure with its place in the program
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from sglang_dsl.ir.typed import Typed
 from sglang_dsl.tool_use.offers import Offer
 from sglang_dsl.views.snapshot import VariableSnapshot
 
-_NOTHING: dict[str, Any] = {}  # what was said of a variable before it is there
+_NO_META: dict[str, Any] = {}
 
 
 def missing(name: str, known: Iterable[str], program: str) -> MissingVariable:
@@ -70,9 +70,8 @@ def missing(name: str, known: Iterable[str], program: str) -> MissingVariable:
 
 
 class Variable(Stream):
-    """One setting of a name, with the pieces it comes in. Ends exactly once, with a value or with an error.
-    `typed`: as what its text is read; `raw`: the text or texts, where they were generated, also when they
-    could not be read."""
+    """One setting of a name, with the pieces it is streamed in. Ends exactly once, with a value or an error.
+    `typed`: the type of the value; `raw`: the generated text or texts, also if they are no valid value."""
 
     __slots__ = ("done", "error", "meta", "name", "raw", "typed", "value")
 
@@ -82,18 +81,17 @@ class Variable(Stream):
         self.name, self.typed = name, typed
         self.raw: str | list[str] | None = None
         self.value: Any = None
-        self.meta: dict[str, Any] = _NOTHING
+        self.meta: dict[str, Any] = _NO_META
         self.error: BaseException | None = None
         self.done = False
 
     def settle(self, value: Any, meta: dict[str, Any] | None = None) -> None:
-        """The value is there."""
         self.value, self.meta = value, meta or {}
         self.done = True
         self.notify()
 
     def so_far(self) -> Sequence[Piece]:
-        """The pieces that there are by now; one for a value that was not streamed, made when it is read."""
+        """The pieces by now; a value that was not streamed is one piece, created when it is read."""
         if not self.pieces and self.done and self.error is None:
             text = self.value if self.raw is None else self.raw
             text = text[0] if isinstance(text, list) and text else text
@@ -105,7 +103,7 @@ class Variable(Stream):
         self.notify()
 
     def ended(self) -> int | None:
-        """How many pieces there are, once there will be no more."""
+        """The number of pieces, if the variable has ended."""
         return len(self.so_far()) if self.done else None
 
     def result(self) -> Any:
@@ -114,13 +112,12 @@ class Variable(Stream):
         return self.value
 
     def text(self) -> Any:
-        """What was generated, as it was written, once it is there. Raises the program's error where nothing
-        was."""
+        """The generated text of a variable that has ended. Raises its error."""
         return self.result() if self.raw is None else self.raw
 
     def snapshot(self) -> VariableSnapshot:
-        """How it stands now; does not wait."""
-        done = self.done  # before what is set before it
+        """The variable at this moment; does not wait."""
+        done = self.done  # read first: the value is set before it
         text = "".join(piece.text for piece in self.pieces) if self.raw is None else self.raw
         name = self.name or ""
         if not done:
@@ -133,7 +130,7 @@ class Variable(Stream):
 
 
 class Mark:
-    """A point in the queue. `index`: how many streamed pieces stood before it."""
+    """A point in the queue. `index`: how many streamed pieces were before it."""
 
     __slots__ = ("done", "error", "index", "signal", "transcript")
 
@@ -159,7 +156,7 @@ class Mark:
             await until(self.signal, lambda: self.done)
 
     async def wait(self, until: Until) -> Transcript:
-        """What was said up to here; waits. Raises what went wrong before it."""
+        """The text up to here; waits. Raises an earlier error."""
         await self.reached(until)
         return self.result()
 
@@ -170,8 +167,8 @@ M = TypeVar("M")
 
 
 class WeakRefs(Generic[M]):
-    """Things that are not kept alive by it. Most hold one; a WeakSet, which is dear to make, is there from
-    the second on. Not for several threads at once."""
+    """Weak references. Most have one; a WeakSet, which is slow to create, is used from the second on. Not
+    thread-safe."""
 
     __slots__ = ("_first", "_others")
 
@@ -188,15 +185,15 @@ class WeakRefs(Generic[M]):
         self._others.add(thing)
 
     def live(self) -> list[M]:
-        """Those that there are still."""
+        """Those that still exist."""
         first = None if self._first is None else self._first()
         alive = [] if first is None else [first]
         return alive if self._others is None else [*alive, *self._others]
 
 
 class Stop:
-    """Whether a body that runs beside its caller is to end: all that it asks for, itself or by the programs
-    it calls, is cancelled, and nothing it adds later is done."""
+    """Stops a body that runs beside its caller: what it has requested, itself or by the programs it calls, is
+    cancelled, and nothing that it adds later is evaluated."""
 
     def __init__(self, outer: Stop | None = None) -> None:
         self.stopped = False
@@ -207,8 +204,7 @@ class Stop:
             outer.enter(self)
 
     def enter(self, part: Any) -> None:
-        """`part`, an executor, a coroutine's task or a Stop further in, is cancelled with it. It is not kept
-        alive."""
+        """Cancel `part` with it: an executor, a task or an inner Stop, which is held weakly."""
         with self._lock:
             self._parts.add(part)
         if self.stopped:
@@ -220,24 +216,24 @@ class Stop:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Cancel what runs by now, and nothing that begins later."""
+        """Cancel what is running now, and nothing that begins later."""
         with self._lock:
             parts = self._parts.live()
         for part in parts:
             part.cancel()
 
     def inside(self) -> contextvars.Token[Stop]:
-        """From here on, in this context, programs belong to it; until outside()."""
+        """From now on programs in this context belong to it; until outside()."""
         return _STOP.set(self)
 
     def outside(self, before: contextvars.Token[Stop]) -> None:
-        """From here on they belong to what they belonged to before."""
+        """Programs in this context belong to the earlier Stop again."""
         _STOP.reset(before)
 
 
 @dataclass(eq=False)
 class Task:
-    """A body that is a coroutine, on the language's loop."""
+    """The task of a body that is a coroutine, on the language's loop."""
 
     task: asyncio.Task[Any] | None
 
@@ -250,7 +246,7 @@ class Task:
 
 
 class _Never(Stop):
-    """Of programs that nobody can stop but by their own states."""
+    """The Stop of programs that are stopped by their own states only."""
 
     def enter(self, part: Any) -> None:
         return
@@ -268,9 +264,9 @@ def stop_here() -> Stop:
 
 
 class RunInfo:
-    """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
+    """What all forks of one run share. `timeout`: seconds per call. `index`: the item's position in a batch.
     `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `caller`: the
-    run that called this program. `stop`: what stops it from outside."""
+    run that called this program. `stop`: stops it from outside."""
 
     __slots__ = (
         "__weakref__", "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index",
@@ -300,7 +296,7 @@ class RunInfo:
         self.ret_value: Any = None
         self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
         self.stop = _STOP.get()
-        # What its function raised, where that runs beside the reader: why the rest is not done.
+        # The exception of its function, if that runs beside the reader: why the rest is not evaluated.
         self.failure: BaseException | None = None
         self._members: WeakRefs[Any] = WeakRefs()
         self._lock = threading.Lock()
@@ -308,7 +304,6 @@ class RunInfo:
 
     @property
     def calls(self) -> Calls:
-        """How its calls are made."""
         if self._calls is None:
             record, seed, index = self.record, self.seed, self.index
             self._calls = Calls(
@@ -325,13 +320,13 @@ class RunInfo:
         self.stop.enter(member)
 
     def live(self) -> list[Any]:
-        """The executors that still live, of the run and of the programs it called."""
+        """The executors that still exist, of the run and of the programs it called."""
         with self._lock:
             return self._members.live()
 
     async def usage(self, until: Until) -> dict[str, int]:
-        """Totals over the run, its forks and the programs it called; waits for what they have queued.
-        Failures do not stop it."""
+        """Totals over the run, its forks and the programs it called; waits for what they have queued, failed
+        or not."""
         for member in self.live():
             await member.mark().reached(until)
         return self.ledger.total()
@@ -344,8 +339,8 @@ _INSIDE: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("sglan
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """The user's function, where it runs beside the reader (stream). `end` is reached when it has returned
-    and all it said has been done."""
+    """The user's function, if it runs beside the reader (stream). `end` is reached when it has returned and
+    everything it added has been evaluated."""
 
     end: Mark
     done: bool = False
@@ -354,19 +349,19 @@ class Body:
     stop: Stop = field(default_factory=lambda: stop_here())
 
     def enter(self) -> None:
-        """From here on, in this context and those that come of it, the code is the body's own."""
+        """From now on the code in this context, and in copies of it, is part of the body."""
         _INSIDE.set((*_INSIDE.get(), self.number))
         self.stop.inside()
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it may still add something, from other code than the caller's."""
+        """Whether code other than the caller's may still add something."""
         return not self.done and self.number not in _INSIDE.get()
 
 
 class Prefix:
-    """The text that sibling forks start from. With more than one, the backend's cache is warmed with it,
-    once, before the first of them generates. The locks are fair: siblings go on in the order in which they
+    """The text that sibling forks start from. If there are several, it is put into the backend's cache once,
+    before the first of them generates. The locks are fair: siblings continue in the order in which they
     began."""
 
     def __init__(self, mark: Mark, size: int) -> None:
@@ -383,7 +378,7 @@ class Prefix:
         return self.mark
 
     async def warm(self, backend: Backend) -> None:
-        """Raises what the warm-up raised, to every sibling alike."""
+        """Raises the error of the warm-up, to every sibling alike."""
         async with self._warm_turn:
             if self._error is not None:
                 raise self._error
@@ -397,10 +392,10 @@ class Prefix:
 
 
 class Item(msgspec.Struct, eq=False, gc=False):
-    """One thing to do: constant text (`lead`), and behind it a node with the place of its `+=` and the
-    variable it sets (and the one for its reasoning), a mark to reach, or one to go back to. `ready`: a
-    generation, lowered. `step`: how many calls this branch had asked for before. `offer`: of a generation,
-    the tools that it may call."""
+    """An entry of a queue: constant text (`lead`), and behind it a node with its line and the variable it
+    sets (and the one for its reasoning), a mark to reach, or a mark to go back to (`back`). `ready`: a
+    generation as a call without its prompt. `step`: how many calls this branch had queued before. `offer`:
+    the tools that a generation may call."""
 
     node: Node | None = None
     src: Source | None = None
@@ -434,8 +429,8 @@ class EvaluatorState(Protocol):
 
 
 def located(cause: BaseException, context: dict[str, Any], timeout: float | None) -> ProgramError:
-    """The error a reader gets for `cause`: the same kind where it is the language's own, with its place
-    filled in."""
+    """The error that readers get for `cause`: of the same kind if it is one of the language's, with its place
+    in the program."""
     match cause:
         case ProgramError():
             error = copied(cause)
@@ -455,7 +450,7 @@ def located(cause: BaseException, context: dict[str, Any], timeout: float | None
             error = ProgramError(str(cause), **context)
         case _:
             error = BackendError(headline(cause), **context)
-    # Of an error of the language, what it came of: itself would be told twice.
+    # An error of the language would be shown twice: its own cause is shown.
     is_ours = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
     if (below := cause.__cause__ if is_ours else cause) is not None:
         error.__cause__ = below
@@ -464,7 +459,7 @@ def located(cause: BaseException, context: dict[str, Any], timeout: float | None
 
 
 def user_line(error: BaseException) -> Source | None:
-    """Where the user's code stood when `error` came through it: the innermost frame outside this package."""
+    """The user's line that `error` passed: the innermost frame outside this package."""
     source = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not frame.f_code.co_filename.startswith(_HERE):
@@ -477,10 +472,9 @@ _BACKENDS = os.path.join(_HERE, "backends") + os.sep
 
 
 def forget_frames(error: BaseException) -> None:
-    """Empty the language's frames that an error and its causes came through: an error is kept as long as its
-    reader likes, what these frames held, the state, is not. The outermost frame, which still runs, cannot be
-    emptied: it leaves the traceback. Frames of backends and of users are left alone: they may be those of a
-    coroutine that handed its error on and waits for more work, and emptying a frame ends its coroutine."""
+    """Clear the language's frames in the tracebacks of an error and its causes, so that keeping the error
+    does not keep the state alive. The outermost frame is running and cannot be cleared: it is removed. Frames
+    of backends and of users stay: they may belong to a coroutine that goes on, which clearing would end."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
     seen: set[int] = set()

@@ -1,14 +1,14 @@
 """num_api_spec_tokens: fewer calls of an API that is paid by the call and by the prompt's tokens. One call
-asks for more than its generation needs; what comes after is kept, and constant text and generations that
-follow are served from it.
+requests more tokens than its generation needs; the constant text and generations that follow are served from
+the rest.
 
-    Ahead        where the backend goes on from any text: the rest of a reply, taken piece by piece
-    match()      where it only replies from a turn's begin: one reply against the whole turn
-    Speculation  which of the two, for one state; holds a turn's nodes back until one of them is needed
+    Ahead        for backends that continue any text: the rest of a reply, used piece by piece
+    match()      for backends that only reply from a turn's begin: one reply against the whole turn
+    Speculation  chooses between them, for one state; holds a turn's nodes back until one of them is needed
 
-What the model did not say is never taken from a rest: text that differs discards it, and a turn that a reply
-does not follow is asked for again, at last an error. Knows no transport; backends that have a prefix cache of
-their own do not speculate.
+A rest is used only as far as it agrees with the program's text; otherwise it is discarded, and a turn that
+the reply does not follow is requested again, and finally an error. Knows no transport; backends with a prefix
+cache do not speculate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sglang_dsl.interpreter.run import EvaluatorState, Item
 from sglang_dsl.ir import Gen, ScopeBegin, ScopeEnd, Text
 
 TRIES = 3
-"""How often a turn is asked for whose replies do not follow it."""
+"""How often a turn is requested if its replies do not follow it."""
 _SHOWN = 60
 
 
@@ -41,7 +41,7 @@ _SHOWN = 60
 
 
 def why_not(call: Call) -> str | None:
-    """What of a call keeps it from being served from a longer reply; None where nothing does."""
+    """The reason why a call cannot be served from a longer reply; None if it can."""
     sampling = call.sampling
     reasons = {
         "n": call.n != 1,
@@ -57,15 +57,14 @@ def why_not(call: Call) -> str | None:
 
 
 def _kind(sampling: SamplingParams) -> SamplingParams:
-    """What a reply's text depends on, apart from where it ends."""
+    """The sampling parameters without those about the end of the text."""
     return msgspec.structs.replace(sampling, stop=(), max_new_tokens=1)
 
 
 def first_stop(
     text: str, stops: Sequence[str], start: int = 0, end: int | None = None
 ) -> tuple[int, str] | None:
-    """Where the first of `stops` that lies wholly in text[start:end] begins, and which it is; of those that
-    begin there the longest is told."""
+    """Position and text of the first of `stops` in text[start:end]; the longest of those that begin there."""
     limit = len(text) if end is None else end
     matches = [(at, -len(one), one) for one in stops if one and (at := text.find(one, start, limit)) >= 0]
     return (min(matches)[0], min(matches)[2]) if matches else None
@@ -73,8 +72,8 @@ def first_stop(
 
 @dataclass(slots=True)
 class _Rest:
-    """A reply from `at` on. `ends`: where each token ends, None where the API does not tell; `total`: how
-    many tokens the whole has, None where that is not known."""
+    """A reply from `at` on. `ends`: the end of each token, None if the API does not report it; `total`: the
+    tokens of the whole reply, if known."""
 
     text: str
     kind: SamplingParams
@@ -85,14 +84,15 @@ class _Rest:
     at: int = 0
 
     def skip(self, text: str) -> bool:
-        """Go over constant text. False where the reply says something else."""
+        """Skip constant text. False if the reply differs."""
         if not self.text.startswith(text, self.at):
             return False
         self.at += len(text)
         return True
 
     def take(self, stops: Sequence[str], limit: int) -> tuple[str, dict[str, Any]] | None:
-        """The next value, of at most `room` tokens, and its finish; None where the reply does not tell."""
+        """The next value, of at most `limit` tokens, and its finish reason; None if the reply is too
+        short."""
         end, sure = self._within(limit)
         stop = first_stop(self.text, stops, self.at, end)
         if stop is not None:
@@ -106,13 +106,13 @@ class _Rest:
         elif not whole or self._count(begin) == limit:
             finish = {"type": "length"}
         else:
-            return None  # the reply ended before its value did
+            return None  # the reply ended before the value
         self.at = end
         return self.text[begin:end], finish
 
     def _within(self, limit: int) -> tuple[int, bool]:
-        """How far `room` tokens reach from here, and whether that is certain; else they reach at least so
-        far: a token is at least one byte."""
+        """The end of `limit` tokens from here, and whether it is exact; else it is a lower bound, as a token
+        has at least one byte."""
         if self.ends is not None:
             index = bisect.bisect_right(self.ends, self.at) + limit - 1
             return (self.ends[index] if index < len(self.ends) else len(self.text)), True
@@ -128,14 +128,14 @@ class _Rest:
 
 
 class Ahead:
-    """What the model has said already beyond the state's text."""
+    """What the model has generated beyond the state's text."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._rest: _Rest | None = None
 
     def skip(self, text: str) -> None:
-        """Text was added that the model did not generate: what was kept stays where it goes on just so."""
+        """Constant text was added: the rest is kept if it continues with it."""
         if self._rest is not None and not self._rest.skip(text):
             self._rest = None
 
@@ -145,7 +145,7 @@ class Ahead:
     async def answered(
         self, call: Call, make: Callable[[Call], Awaitable[Completion]], *, reports_tokens: bool
     ) -> Completion:
-        """The call's answer, from what is there or by `make`."""
+        """The answer of the call, from the rest or by `make`."""
         if why_not(call) is not None:
             self._rest = None
             return await make(call)
@@ -184,19 +184,19 @@ class Ahead:
 
 
 def served_meta(finish: dict[str, Any], request: object) -> dict[str, Any]:
-    """Of a value for which nothing was asked."""
+    """Metadata of a value without a call."""
     meta = {"finish_reason": finish, "prompt_tokens": 0, "completion_tokens": 0, "speculated": True}
     return meta if request is None else {"id": request, **meta}
 
 
 def _ends(done: Completion) -> list[int] | None:
-    """Where each token of a completion ends; None where its tokens are not told, or are not its text."""
+    """The end of each token of a completion; None if its tokens are not reported, or do not add up to it."""
     logprobs = done.meta.get("output_token_logprobs")
     if not logprobs:
         return None
     text, ends, at = done.texts[0], [], 0
     for _, _, token in logprobs:
-        # Control tokens are told and do not stand in the text.
+        # Control tokens are reported and are not in the text.
         if isinstance(token, str) and text.startswith(token, at):
             at += len(token)
         ends.append(at)
@@ -213,11 +213,11 @@ def _number(value: object) -> int | None:
 def match(
     pieces: Sequence[str | tuple[str, ...]], text: str, *, complete: bool
 ) -> list[tuple[str, dict[str, Any]]] | str:
-    """A reply against a turn: constant texts, and for each generation its stop strings. Gives each
-    generation's value and finish, or in words what does not match.
+    """Match a reply against a turn: constant texts, and for each generation its stop strings. Returns the
+    value and finish reason of each generation, or a message about what does not match.
 
-    Constant text stands there letter by letter; a generation ends at its first stop string, the last of all
-    also where the reply does. `complete`: whether the reply is whole, or was cut at its token limit.
+    Constant text must match exactly; a generation ends at its first stop string, the last one also at the end
+    of the reply. `complete`: whether the reply is whole, or was cut at its token limit.
     """
     values: list[tuple[str, dict[str, Any]]] = []
     at, last = 0, len(pieces) - 1
@@ -245,7 +245,7 @@ def match(
 
 @dataclass
 class Speculation:
-    """For one state. Its coroutine alone calls this; others look at `held` while that rests."""
+    """For one state; used by its coroutine. Other threads read `held` while that is idle."""
 
     tokens: int
     prefills: bool
@@ -257,23 +257,23 @@ class Speculation:
 
     @classmethod
     def of(cls, tokens: int | None, backend: Backend | None) -> Speculation | None:
-        """None where nothing is to be speculated about, or the backend's own cache makes it needless."""
+        """None without num_api_spec_tokens, and for a backend with a prefix cache."""
         if tokens is None or backend is None or not backend.speculates:
             return None
         return cls(tokens, backend.prefills, backend.reports_tokens)
 
     def goes_on(self, transcript: Transcript) -> bool:
-        """Whether a reply's rest can be gone on with here."""
+        """Whether the rest of a reply can be used here."""
         return self.prefills or transcript.role is None
 
     async def evaluate(self, item: Item, state: EvaluatorState) -> None:
-        """Do one thing of the queue, or hold it back. Raises what goes wrong."""
+        """Evaluate one entry of the queue, or hold it back. Raises its error."""
         node = item.node
         waits = isinstance(node, Text | Gen | ScopeBegin | ScopeEnd) and item.offer is None
         if waits and state.transcript.role == "assistant" and not self.goes_on(state.transcript):
             self.held.append(item)
             return
-        # One that cannot wait lets those before it go: a turn's end, or a mark that somebody waits for.
+        # An entry that cannot wait releases those before it: a turn's end, or a mark with a reader.
         await self._release(state)
         if node is None:
             return
@@ -284,7 +284,7 @@ class Speculation:
         await state.evaluate(node, item)
 
     async def answer(self, call: Call, node: Gen, item: Item, state: EvaluatorState) -> Completion:
-        """A generation's answer: what the model has said already, or a new call's."""
+        """A generation's answer, from the rest or by a new call."""
         if node.reasoning is not None:
             self.ahead.forget()
             return await self._make(node, item, state, call)
@@ -297,8 +297,8 @@ class Speculation:
         return await state.run.calls.generate(context, call, state.warm, None)
 
     async def _release(self, state: EvaluatorState) -> None:
-        """Do what was held back: somebody needs it, or the turn is over. Raises what goes wrong, after all
-        who wait have been told so."""
+        """Evaluate what was held back: it is read, or its turn has ended. Raises its error, after its
+        variables have failed."""
         items, self.held = self.held, []
         if not items:
             return
@@ -307,11 +307,11 @@ class Speculation:
             await self._do(items, state)
         except (Exception, asyncio.CancelledError) as error:
             state.fail(error, first)
-            self.held = items  # drop() tells those who wait for them
+            self.held = items  # drop() fails their variables
             raise
 
     def drop(self, error: BaseException) -> None:
-        """The state has failed: nothing of what waits will be done."""
+        """The state has failed: fail everything that is held back."""
         items, self.held = self.held, []
         self.ahead.forget()
         for item in items:
@@ -322,7 +322,7 @@ class Speculation:
     async def _do(self, items: list[Item], state: EvaluatorState) -> None:
         parts = [item for item in items if isinstance(item.node, Text | Gen)]
         gens = [item for item in parts if isinstance(item.node, Gen)]
-        # A turn that has begun cannot be asked for from its begin; the backend says what it thinks of that.
+        # A turn that already has text cannot be requested from its begin; the backend decides about it.
         if not gens or len(parts) == 1 or state.transcript.kind != "open":
             for item in items:
                 assert item.node is not None
@@ -372,7 +372,7 @@ class Speculation:
 
     @staticmethod
     def _check(nodes: Sequence[Gen], calls: Sequence[Call], *, ends_with_gen: bool) -> None:
-        """Raises BadProgram for a turn that no one reply can be taken apart into."""
+        """Raises BadProgram for a turn whose generations cannot share one reply."""
         for node, call in zip(nodes, calls, strict=True):
             shown = f"gen({node.name!r})" if node.name else "gen()"
             reason = "separate_reasoning" if node.reasoning is not None else why_not(call)

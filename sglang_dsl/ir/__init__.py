@@ -1,4 +1,4 @@
-"""The intermediate representation: frozen nodes, types as forms of text, questions about a tree of nodes."""
+"""The intermediate representation: frozen nodes, types as forms of text, properties of a tree of nodes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Values of a type while their JSON is being written. Knows types and plain data, no text and no nodes.
+"""Values of a type while their JSON is being generated. Knows types and plain data, no text and no nodes.
 
-What has ended is validated, so it is a value of its type. Models, dataclasses, TypedDicts and containers are
-shown while they are open, with None (or nothing, in a container) for what is not there yet. Half a string is
-shown where the type is str; elsewhere, as in a Literal or a date, it is no value yet. Of a union it must be
-certain which type it is.
+Complete parts are validated. Models, dataclasses, TypedDicts and containers are shown while they are open,
+with None (or nothing, in a container) for missing parts. An incomplete string is shown if the type is str;
+for other types, such as a Literal or a date, it is no value yet. A union is shown when only one of its types
+is possible.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_o
 from sglang_dsl.ir.typed import adapter_of, supertype
 
 Path: TypeAlias = "tuple[str | int, ...] | None"
-"""Where in a value it is still being written; () for the value itself, None for one that has ended."""
+"""Path of the part that is being written; () for the value itself, None for a complete one."""
 
 NOTHING: Final = object()
-"""There is nothing to show yet."""
+"""Nothing can be shown yet."""
 _UNKNOWN: Final = object()  # the type of a field whose annotation cannot be resolved
 _ANY: Final = (Any, object)
 _NUMBERS: Final = (int, float, bool, types.NoneType)
@@ -37,19 +37,19 @@ _MAPPINGS: Final[dict[Any, Any]] = {
     collections.OrderedDict: collections.OrderedDict, collections.Counter: collections.Counter,
     collections.defaultdict: lambda parts: collections.defaultdict(None, parts),
 }  # fmt: skip
-"""Types that are written as arrays, and as objects, and how a value of one is made."""
+"""Types that are written as JSON arrays, and as objects, with their constructors."""
 
 
 class Growing:
-    """The values of one text, in order. Ended parts are made once and shared between them."""
+    """The values of one text, in order. Complete parts are created once and shared."""
 
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
-        # By type and what was read; that is kept, so that its id stays its own.
+        # By type and data; the data is kept, so that its id stays unique.
         self._ended: dict[Any, tuple[Any, Any, Any]] = {}
 
     def value(self, data: Any, writing: Path) -> Any:
-        """What to show of `data`, JSON that was read so far and is being written at `writing`."""
+        """The value to show for `data`, the JSON so far, which is being written at `writing`."""
         return self._shown(self._annotation, data, writing)
 
     def _shown(self, annotation: Any, data: Any, writing: Path) -> Any:
@@ -68,7 +68,7 @@ class Growing:
         return self._built(arms[0], data, writing) if len(arms) == 1 else NOTHING
 
     def _whole(self, annotation: Any, data: Any) -> Any:
-        """A value that has ended; one that is not valid is shown by its valid parts, if it has parts."""
+        """A complete value; an invalid one is built from its valid parts, if it has parts."""
         container = isinstance(data, dict | list)
         try:
             hash(annotation)
@@ -88,7 +88,7 @@ class Growing:
         return built
 
     def _may_be(self, kind: Any, data: Any, writing: Path) -> bool:
-        """Whether a type is written as an object, or an array, as `data` is."""
+        """Whether a type is written as JSON of the kind of `data`."""
         if kind in _ANY:
             return True
         root = _root(kind)
@@ -105,7 +105,7 @@ class Growing:
         )
 
     def _fits(self, kind: Any, data: Any, writing: Path) -> bool:
-        """Whether an object with these members so far may become one of this type among others."""
+        """Whether an object with these members so far may still become one of this type."""
         members = None if _root(kind) is not _UNKNOWN else _members(kind)
         if members is None or not isinstance(data, dict):
             return True
@@ -122,7 +122,7 @@ class Growing:
         )
 
     def _built(self, kind: Any, data: Any, writing: Path) -> Any:
-        """An object or array of this type, from its parts."""
+        """An object or array of this type, built from its parts."""
         if kind in _ANY:
             return data
         root = _root(kind)
@@ -153,11 +153,11 @@ class Growing:
         make = _ARRAYS[base]
         try:
             return make(kept)
-        except TypeError:  # items of a set that cannot be hashed while they are open
+        except TypeError:  # incomplete items of a set may be unhashable
             return make(one for one in kept if type(one).__hash__ is not None)
 
     def _parts(self, annotations: Sequence[Any], data: list[Any], writing: Path) -> list[Any]:
-        """Items by place, up to the first that is not there yet."""
+        """Items by position, up to the first missing one."""
         parts: list[Any] = []
         for at, (annotation, value) in enumerate(zip(annotations, data)):
             part = self._shown(annotation, value, _below(writing, at))
@@ -200,12 +200,12 @@ def _below(writing: Path, key: str | int) -> Path:
 def _validated(annotation: Any, data: Any) -> Any:
     try:
         return adapter_of(annotation).validate_json(json.dumps(data))
-    except Exception:  # noqa: BLE001 - of the user's own validators, too; told when the whole is read
+    except Exception:  # noqa: BLE001 - also of user validators; raised when the whole is read
         return NOTHING
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without what only annotates or renames it."""
+    """A type without annotations, aliases and type variables."""
     while True:
         annotation = supertype(annotation)
         origin = get_origin(annotation)
@@ -221,7 +221,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _substituted(annotation: Any, alias: Any) -> Any:
-    """A type with the variables of a generic `alias` replaced by what that was given."""
+    """A type with the variables of a generic `alias` replaced by its arguments."""
     variables = getattr(annotation, "__parameters__", ())
     origin = get_origin(alias)
     parameters = getattr(origin, "__type_params__", ()) or getattr(origin, "__parameters__", ())
@@ -234,7 +234,7 @@ def _substituted(annotation: Any, alias: Any) -> Any:
 
 
 def _arms(kind: Any) -> list[Any]:
-    """The types that a union may be, None aside; another type alone."""
+    """The types of a union without None; another type alone."""
     if get_origin(kind) not in (typing.Union, types.UnionType):
         return [kind]
     arms = [arm for one in get_args(kind) for arm in _arms(_bare(one))]
@@ -242,7 +242,7 @@ def _arms(kind: Any) -> list[Any]:
 
 
 def _grows(kind: Any) -> bool:
-    """Whether half a string is a value of the type. A union must have no other type written as a string."""
+    """Whether an incomplete string is a value of the type. A union must have no other string type."""
     texts = [arm for arm in _arms(kind) if not _never_a_string(arm)]
     return bool(texts) and all(arm is str or arm in _ANY for arm in texts)
 
@@ -254,7 +254,7 @@ def _never_a_string(kind: Any) -> bool:
 
 
 def _root(kind: Any) -> Any:
-    """What a RootModel holds; _UNKNOWN for other types."""
+    """The type of a RootModel's content; _UNKNOWN for other types."""
     if not isinstance(kind, type) or not getattr(kind, "__pydantic_root_model__", False):
         return _UNKNOWN
     field = kind.model_fields["root"]  # type: ignore[attr-defined]

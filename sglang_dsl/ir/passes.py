@@ -1,11 +1,11 @@
-"""Passes: IR -> IR, and questions about a tree or about prompts. They know no backend and run nothing.
+"""Passes over the IR, and properties of trees and prompts. They know no backend and run nothing.
 
-merge_text, tidy    neighbouring text joined
-sets, variables     which names are set
-role_after          whether turns open and close as they should
-hoist               what prompts have in common at their begin
+merge_text, tidy    adjacent text is joined
+sets, variables     the names that are set
+role_after          checks that turns open and close in order
+hoist               the common begin of prompts
 plan_forks          the forks of a tree
-waves               which generations need nothing of each other
+waves               generations that do not depend on each other
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sglang_dsl.errors import BadProgram, warn
 
 
 def merge_text(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The same nodes with neighbouring text joined (at the first one's place) and empty text left out."""
+    """The same nodes with adjacent text joined (with the first one's line) and without empty text."""
     held: list[Text] = []
     for node in nodes:
         if isinstance(node, Text):
@@ -65,7 +65,7 @@ def tidy(node: Node) -> Node:
 
 
 def sets(node: Node) -> str | None:
-    """The variable this one node sets."""
+    """The variable that a node sets."""
     match node:
         case Gen(name=name) | Select(name=name) | ScopeEnd(name=name):
             return name
@@ -74,9 +74,9 @@ def sets(node: Node) -> str | None:
 
 
 def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
-    """The turn that is open after `leaves`, where `role` was open before them. Any end ends the open turn,
-    with a warning where it names another role. Raises BadProgram where turns nest, end without having begun,
-    or where a leaf is no thing to add."""
+    """The turn that is open after `leaves`, if `role` was open before them. Any end ends the open turn, with
+    a warning if it names another role. Raises BadProgram for nested turns, an end without a begin, and nodes
+    that cannot be added."""
     for leaf in leaves:
         match leaf:
             case RoleBegin(role=begun):
@@ -103,11 +103,11 @@ def variables(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for child in node.walk() if (name := sets(child)) is not None))
 
 
-# -- what prompts share --------------------------------------------------------------------------------------
+# -- common prompts --------------------------------------------------------------------------------------
 
 
 def common(items: Sequence[Sequence[object]]) -> int:
-    """How many items (token ids, characters) all sequences begin with alike."""
+    """Length of the common prefix of all sequences (of token ids, characters)."""
     columns = zip(*items)
     return sum(
         1 for _ in itertools.takewhile(lambda column: all(one == column[0] for one in column), columns)
@@ -115,8 +115,8 @@ def common(items: Sequence[Sequence[object]]) -> int:
 
 
 def hoist(prompts: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
-    """The longest common begin of rendered prompts: whole turns, then the common text of the next one, which
-    is left open. Empty where they begin in different ways."""
+    """The longest common begin of prompts: whole turns, then the common text of the next one, which is left
+    open."""
     if not prompts:
         return ()
     shared: list[Message] = []
@@ -138,10 +138,9 @@ def hoist(prompts: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """One fork. `branch`: the branch it stands in, () in the program itself. `generations`: of each of its
-    branches, choices and those of forks below included. `join`: how it is joined, None where it is not.
-    `needs`: variables set before it whose values stand in its branches' texts. `prefix`: characters of text
-    that all branches go on from."""
+    """One fork. `branch`: the branch that it is in, () for the program itself. `generations`: per branch,
+    including choices and inner forks. `join`: the mode of its join, None without one. `needs`: variables set
+    before it whose values are in its branches' texts. `prefix`: characters of text before the fork."""
 
     branch: tuple[int, ...]
     branches: int
@@ -153,7 +152,7 @@ class ForkPlan:
 
 
 def plan_forks(body: Seq) -> tuple[ForkPlan, ...]:
-    """The forks of a traced program, in order, those in branches after their own."""
+    """The forks of a traced program, in order; forks in branches after the fork itself."""
     return tuple(_forks(body, (), {}, 0))
 
 
@@ -188,7 +187,7 @@ _NAMED = re.compile(r"\{([^{}\n]*)\}")
 
 
 def _read(node: Node) -> Iterator[str]:
-    """Names that may stand for a value in the texts below `node`."""
+    """Names of placeholders in the texts below `node`."""
     for child in node.walk():
         if isinstance(child, Text):
             yield from _NAMED.findall(child.text)
@@ -199,7 +198,7 @@ def _read(node: Node) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A generation or choice: the program and the branch it stands in."""
+    """A generation or choice with its program and branch."""
 
     program: str
     branch: tuple[int, ...]
@@ -207,12 +206,12 @@ class Step:
 
 
 def waves(programs: Sequence[tuple[str, Seq]]) -> tuple[tuple[Step, ...], ...]:
-    """Generations and choices that can be asked for at once, wave after wave. The first program calls the
-    others, in their order.
+    """Generations and choices that can be requested at the same time, wave after wave. The first program
+    calls the others, in their order.
 
-    One of a state comes after those before it. Those of different branches, and of different programs, need
-    each other only where a value stands in a text: as "{name}", which is how it was traced. Where several set
-    the same name, the latest is meant, so that a wave may be later than it must be and never too early.
+    Within a state each comes after the one before it. Different branches and programs depend on each other
+    only by values in their texts, traced as "{name}". If several set the same name, the latest counts, so a
+    wave may be later than necessary and never too early.
     """
     if not programs:
         return ()
@@ -230,8 +229,8 @@ def waves(programs: Sequence[tuple[str, Seq]]) -> tuple[tuple[Step, ...], ...]:
 
 
 class _Levels:
-    """The wave of each step of one program. `outside`: after how many waves the values of others are
-    there; `known`: the same of its own."""
+    """The wave of each step of one program. `outside`: the number of waves after which the values of other
+    programs are known; `known`: the same for its own."""
 
     def __init__(self, program: tuple[str, Seq], outside: Mapping[str, int]) -> None:
         self.steps: list[tuple[int, Step]] = []
@@ -240,7 +239,7 @@ class _Levels:
         self._sequence(program[1], (), 0)
 
     def _sequence(self, body: Seq, branch: tuple[int, ...], level: int) -> int:
-        """Number the steps of `body`, which begins after `level` waves; after how many it ends."""
+        """Number the steps of `body`, which begins after `level` waves. Returns the level of its end."""
         open_ends: list[int] = []
         count = 0
         for node in body.nodes:

@@ -1,5 +1,5 @@
-"""Python types as forms of text: what a generation must match so that its text is a value of the type, and
-how that is read. Knows no nodes and no backends.
+"""Python types as constraints: what a generation must match to be a value of the type, and how its text is
+read. Knows no nodes and no backends.
 
     int float bool          as with dtype=, and the value is converted
     str                     any text
@@ -38,7 +38,7 @@ _INNER = ("items", "additionalProperties", "anyOf", "oneOf", "prefixItems")
 
 
 def is_type(value: object) -> bool:
-    """Whether `value` is a type as annotations have them."""
+    """Whether `value` is a type that can be an annotation."""
     return (
         isinstance(value, type | types.UnionType | typing.TypeVar | typing.NewType)
         or get_origin(value) is not None
@@ -48,8 +48,8 @@ def is_type(value: object) -> bool:
 
 
 def must_be(value: Any, annotation: Any) -> None:
-    """Raises ValueError where `value` is not of a type, without converting it (True is no int), or where the
-    type is none; MissingExtra as describe()."""
+    """Raises ValueError if `value` is not of a type, without conversion (True is no int), or if the type is
+    invalid; MissingExtra as describe()."""
     name, annotation = _name(annotation), supertype(annotation)
     plain = isinstance(annotation, type) and get_origin(annotation) is None
     if plain and not typing.is_typeddict(annotation):
@@ -68,26 +68,26 @@ def must_be(value: Any, annotation: Any) -> None:
 
 
 def supertype(annotation: Any) -> Any:
-    """What a NewType is made of; other types as they are."""
+    """The supertype of a NewType; other types as they are."""
     while isinstance(annotation, typing.NewType):
         annotation = annotation.__supertype__
     return annotation
 
 
 def describe(annotation: Any) -> Typed:
-    """The form of a type. Raises ValueError for what is none or has no schema, MissingExtra where it needs
-    pydantic, which is not installed."""
+    """How values of a type are written. Raises ValueError for an invalid type or one without a schema,
+    MissingExtra if it needs pydantic, which is not installed."""
     return _kept(_describe, annotation)
 
 
 def schema(annotation: Any) -> dict[str, Any]:
-    """The JSON schema of a type; not to be changed. An object has the members its type names and no others,
-    unless the type says otherwise. Raises ValueError, MissingExtra."""
+    """The JSON schema of a type; must not be changed. An object has no members besides its type's, unless the
+    type allows them. Raises ValueError, MissingExtra."""
     return _kept(_schema, annotation)
 
 
 def _kept(memo: Callable[[Any], T], annotation: Any) -> T:
-    """What was made of the type before: programs name the same types again and again."""
+    """A memoized function of a type; unhashable types are not memoized."""
     try:
         hash(annotation)
     except TypeError:  # an Annotated with a list in it
@@ -139,7 +139,7 @@ def _adapter(annotation: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """pydantic adds paragraphs on its own settings."""
+    """Without the paragraphs that pydantic adds."""
     return str(error).partition("\n")[0]
 
 
@@ -166,8 +166,8 @@ def _readable(annotation: Any) -> Any:
 
 
 def _name(annotation: Any) -> str:
-    """As a reader, or a model that is asked again, knows it: without what only annotates it, and without
-    addresses, which differ from one process to the next."""
+    """A type's name for readers and models: without annotations, and without addresses, which differ between
+    processes."""
     if get_origin(annotation) is Annotated:
         return _name(get_args(annotation)[0])
     if isinstance(annotation, type | typing.NewType) and get_origin(annotation) is None:
@@ -176,7 +176,7 @@ def _name(annotation: Any) -> str:
 
 
 def _options(annotation: Any) -> dict[str, Any]:
-    """Text -> value of a Literal or an Enum whose values are all texts; else empty."""
+    """Text -> value of a Literal or an Enum of texts; empty for other types."""
     if get_origin(annotation) is Literal:
         options = {value: value for value in get_args(annotation)}
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -187,8 +187,8 @@ def _options(annotation: Any) -> dict[str, Any]:
 
 
 def _close(node: Any) -> None:
-    """Objects that say nothing of further members take none. Under allOf several schemas speak of one
-    object, and none of them alone."""
+    """Forbid additional members where a schema does not mention them; not under allOf, where several schemas
+    describe one object."""
     if not isinstance(node, dict):
         return
     if "properties" in node and "allOf" not in node:

@@ -1,6 +1,5 @@
-"""A generation's text on its way to its readers: reasoning to one variable, the answer to the other, as they
-come. Knows no backends.
-"""
+"""Splits a streamed generation into its reasoning and its answer, each for its own variable. Knows no
+backends."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ __all__ = ["Split", "ReasoningStream"]
 
 class ReasoningStream:
     """For one generation. `reasoning`: the variable of its reasoning; `whole`: the stream of the program's
-    text, which has no reasoning in it. Pieces of reasoning are also metadata of the variable's own stream,
-    as reasoning_content. A backend that separates the reasoning itself sends texts without it."""
+    text, which contains no reasoning. Pieces of reasoning are also metadata (reasoning_content) of the
+    variable's own stream. A backend that separates the reasoning itself sends texts without it."""
 
     def __init__(self, node: Gen, variable: Variable, reasoning: Variable | None, whole: Stream) -> None:
         self._variable, self._reasoning, self._whole = variable, reasoning, whole
@@ -25,7 +24,6 @@ class ReasoningStream:
         self._splitter = None if node.reasoning is None else splitter_of(kind)
 
     def piece(self, delta: Delta) -> None:
-        """A piece of the stream."""
         if delta.reasoning:
             self._splitter = None
         if self._splitter is None:
@@ -34,7 +32,7 @@ class ReasoningStream:
             self._put(*self._splitter.feed(delta.text), delta)
 
     def end(self) -> None:
-        """The stream is over: what was held back goes to its readers."""
+        """Pass on what was held back at the end of the stream."""
         if self._splitter is not None:
             self._put(*self._splitter.end(), Delta(""))
 
@@ -44,14 +42,14 @@ class ReasoningStream:
             if self._reasoning is not None:
                 self._reasoning.put(reasoning)
         meta = delta.meta if delta.told is None else delta.told
-        if meta is not None and "reasoning_content" in meta:  # all of it, which was told in pieces
+        if meta is not None and "reasoning_content" in meta:  # passed on in pieces
             meta = {name: value for name, value in meta.items() if name != "reasoning_content"}
         self._variable.put(answer, meta if answer or delta.meta is not None else None)
         self._whole.put(answer)
 
     @staticmethod
     def splits(node: Gen, done: Completion) -> list[Split]:
-        """Whole texts of a generation taken apart; all of it is answer where nothing was asked for."""
+        """Reasoning and answer of complete texts; without `reasoning` all text is answer."""
         if node.reasoning is None:
             return [Split("", "", text) for text in done.texts]
         kind, splits = reasoning_type(node.reasoning), []
