@@ -1,8 +1,8 @@
 """Following a program without a backend: its tree of nodes for trace(), its constant begin for cache().
 Knows no executor and no scope of a run.
 
-A program is followed once per compilation, in the caller's own context: another thread's programs, and tasks
-of other event loops, run meanwhile as ever.
+A program is followed once per compilation, in the caller's own context: programs of other threads and event
+loops are not affected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Kwargs = dict[str, Any]
 
 
 class Startable(Protocol):
-    """A program, as it is started or followed."""
+    """A program that can be started or followed: SglFunction."""
 
     @property
     def name(self) -> str: ...
@@ -46,12 +46,12 @@ CALLED: contextvars.ContextVar[list[Program] | None] = contextvars.ContextVar(
 
 
 def following() -> bool:
-    """Whether the code that calls this is a program that is being followed: programs it calls are, too."""
+    """Whether this is called inside a program that is being followed."""
     return CALLED.get() is not None
 
 
 def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
-    """Follow a program; arguments not given are placeholders. Raises BadProgram, ProgramError."""
+    """Follow a program, with placeholders for missing arguments. Raises BadProgram, ProgramError."""
     bound, missing = _bound(program, args, kwargs, Placeholder)
     tracer = Tracer(program.name)
     called: list[Program] = []
@@ -74,7 +74,7 @@ def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState
 def _bound(
     program: Startable, args: Args, kwargs: Kwargs, placeholder: type[Placeholder]
 ) -> tuple[inspect.BoundArguments, tuple[str, ...]]:
-    """The arguments, and the names of those that placeholders stand for."""
+    """The arguments, and the names of those that are placeholders."""
     args, kwargs = program.fill(args, kwargs)
     bound = program.signature.bind_partial(*args, **kwargs)
     missing: list[str] = []
@@ -103,7 +103,7 @@ def _write(
 
 
 def _driven(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of an async body that is followed without a loop: what it asks of `s` is there at once."""
+    """The result of an async function that is followed without a loop: what it awaits of `s` is ready."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -116,17 +116,18 @@ def _driven(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Enough(BaseException):
-    """The begin is over. No Exception, so that a program's own `except Exception` lets it through."""
+    """The constant begin has ended. No Exception, so that a program's `except Exception` does not catch
+    it."""
 
 
-# Characters of an argument nobody knows: of Unicode's private use, drawn anew by each process, so that any
-# piece of the argument is known again in the text.
+# The text of an unknown argument: characters of Unicode's private use, random in each process, so that any
+# part of the argument is recognized in the text.
 _MARK = "".join(chr(0xE000 + at) for at in random.Random().sample(range(0x1000), 8))
 _ESCAPED = tuple(f"\\u{ord(char):04x}" for char in _MARK)
 
 
 class _Unknown(Placeholder):
-    """An argument that is not known, and what is taken out of it. What would decide by it ends the begin."""
+    """An unknown argument, and its parts. Code that decides by it ends the constant begin."""
 
     __slots__ = ()
 
@@ -153,7 +154,7 @@ class _Unknown(Placeholder):
 
 
 class _Leading(Tracer):
-    """Says what is constant, up to the first argument, generation, choice, fork or value."""
+    """Collects constant text, up to the first argument, generation, choice, fork or value."""
 
     def __init__(self, program: str) -> None:
         super().__init__(program)
@@ -161,7 +162,7 @@ class _Leading(Tracer):
 
     def submit(self, node: Node, src: Source | None = None) -> None:
         if sys.exception() is not self._handled:
-            return  # the begin is over, and what is said now are the ends of what was open
+            return  # the begin has ended; these are the ends of open turns
         for leaf in flatten(node):
             match leaf:
                 case Text(text=text):
@@ -179,14 +180,14 @@ class _Leading(Tracer):
 
 
 def cut(text: str) -> int:
-    """How much of a text stands before the first unknown argument, also where that was quoted."""
+    """Length of the text before the first unknown argument, which may be quoted."""
     ends = [at for mark in (*_MARK, *_ESCAPED) if (at := text.lower().find(mark)) >= 0]
     return min(ends, default=len(text))
 
 
 def leading(program: Startable, args: Args, kwargs: Kwargs) -> Transcript:
-    """What a program says before the first argument that is not given, or its first generation. Its code is
-    followed so far and no further."""
+    """The constant text of a program before its first unknown argument or generation. Its code is followed up
+    to there."""
     bound, _ = _bound(program, args, kwargs, _Unknown)
     core = _Leading(program.name)
     try:
@@ -195,6 +196,6 @@ def leading(program: Startable, args: Args, kwargs: Kwargs) -> Transcript:
         pass
     except (BadProgram, ProgramError):
         raise
-    except Exception:  # noqa: BLE001 - it could do no more with an argument that is not there
+    except Exception:  # noqa: BLE001 - caused by the unknown argument
         pass
     return core.so_far()

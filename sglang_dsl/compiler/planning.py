@@ -47,12 +47,12 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """One call, or the warm-up of the text that branches go on from.
+    """One call, or the warm-up of the text that branches share.
 
-    prompt_tokens      of its prompt, generated text before it counted as long as it may be
-    cached_tokens      of these, what an earlier call of the same text has computed already
+    prompt_tokens      of its prompt, with earlier generations at their maximum length
+    cached_tokens      of these, those that an earlier call has computed already
     completion_tokens  at most, with all retries
-    wave               its place in Program.waves(); None for a warm-up
+    wave               its position in Program.waves(); None for a warm-up
     """
 
     kind: str
@@ -80,8 +80,8 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would ask for. `counted`: how tokens were counted. `cost`: in the unit of the price list,
-    None without one. A run whose function decides by generated values may ask for something else."""
+    """What a run would request. `counted`: how tokens were counted. `cost`: in the unit of the price list,
+    None without one. A run whose function decides by generated values may request something else."""
 
     program: Program
     steps: tuple[PlannedCall, ...]
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def waves(self) -> int:
-        """How many calls follow one another at least, if all that can be asked for at once is."""
+        """The least number of consecutive calls, if independent ones are requested together."""
         return 1 + max((step.wave for step in self.steps if step.wave is not None), default=-1)
 
     @property
@@ -128,7 +128,7 @@ class Plan:
         )
 
     def tree(self) -> str:
-        """Its totals, and a line for each call."""
+        """The totals, and a line for each call."""
         lines = [self._head()]
         for step in self.steps:
             pad = "  " * (1 + len(step.branch) + (step.program != self.program.name))
@@ -155,8 +155,8 @@ class Plan:
 
 
 def planned(program: Program, defaults: Sampling, backend: Backend | None, price: Price | None) -> Plan:
-    """The plan of a traced program. Raises BadProgram for words that no call can have, and what a backend
-    raises that is asked to count."""
+    """The plan of a traced program. Raises BadProgram for invalid parameters, and errors of a backend that
+    counts tokens."""
     counting = _Counting(backend)
     order = {id(step.node): at for at, wave in enumerate(program.waves()) for step in wave}
     steps: list[PlannedCall] = []
@@ -199,8 +199,8 @@ class _Counting:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a branch has come: its text, without what is generated; how many tokens that is at most; how
-    many tokens from the begin an earlier call has computed."""
+    """The progress of a branch: its text without generations, the maximum number of generated tokens, and the
+    number of tokens from the begin that an earlier call has computed."""
 
     transcript: Transcript
     generated: int

@@ -1,7 +1,7 @@
 """Tracing a program: the same `s`, without a backend. The result is a Program, a tree of nodes.
 
-Values that only a run can know are placeholders: text like "{answer}". If the function decides by them, only
-one path is followed. Knows no executor.
+Values of generations are placeholders: text like "{answer}". If the function decides by them, only one path
+is followed. Knows no executor.
 """
 
 from __future__ import annotations
@@ -204,13 +204,13 @@ class Program:
 
 
 def page_of(title: str, function: Callable[..., Any], traced: Program | None) -> Page:
-    """A function that is a program, with what it says where it was traced: to be looked at it is not
-    followed, as that runs it."""
+    """The page of a program, with its tree if it was traced: showing it does not follow it, which would run
+    it."""
     from sglang_dsl.views import listing  # for notebooks alone
 
     try:
         source = inspect.getsource(function)
-    except (OSError, TypeError):  # typed where nothing keeps the lines
+    except (OSError, TypeError):  # no source is kept
         source = ""
     doc, body, graph = inspect.getdoc(function) or "", None, None
     if traced is not None:
@@ -242,7 +242,7 @@ def _tree(node: Node, depth: int) -> list[str]:
 
 
 class _Branching:
-    """Where a fork stands among the nodes, while its branches are still being written."""
+    """A fork among the nodes while its branches are still being traced."""
 
     def __init__(self, branches: list[Tracer], src: Source | None) -> None:
         self.branches, self.src = branches, src

@@ -21,7 +21,7 @@ from sglang_dsl.interpreter.parameters import Options
 
 @runtime_checkable
 class BatchEngine(Protocol):
-    """Runs a program for each item and gives finished states, or errors by policy."""
+    """Runs a program for each item and returns finished states, or errors by policy."""
 
     def run_batch(
         self,
@@ -51,8 +51,8 @@ def run_batch_on(
     ordered: bool,
     **how: Any,
 ) -> Any:
-    """SglFunction.run_batch by `engine`, a name of ENGINES or a BatchEngine. Raises BadProgram for anything
-    else, UnknownName, MissingExtra."""
+    """SglFunction.run_batch by `engine`, a name of ENGINES or a BatchEngine. Raises BadProgram for other
+    values, UnknownName, MissingExtra."""
     chosen = ENGINES.load(engine)() if isinstance(engine, str) else engine
     if not isinstance(chosen, BatchEngine):
         known = ", ".join(["local", *ENGINES])
@@ -114,7 +114,7 @@ class RayData:
             raise BadProgram('a program cannot run a batch with engine="ray": run the batch outside of it')
         try:
             connect(self.address, None if self.workers is None else self.workers * self.cpus)
-            # Only now: what Ray is told in the environment it reads while it is imported.
+            # Imported now: Ray reads its environment when it is imported.
             ray_batch = importlib.import_module("sglang_dsl.execution.ray_batch")
             results = ray_batch.run_batch(
                 self,

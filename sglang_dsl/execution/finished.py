@@ -1,7 +1,7 @@
-"""Finished programs that ran in another process: packed there, read here as any other state.
+"""Finished programs that ran in another process: packed there, read here like any other state.
 
-A transcript is a linked list, which pickle would follow as deep as it is long; packed, it is a tuple of its
-entries, and what points into it (where branches began, where they were joined) is a number of entries.
+A transcript is a linked list, which pickle would follow recursively; packed, it is a tuple of its entries,
+and references into it (the begins and joins of branches) are numbers of entries.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
 
 
 class PackedFork(msgspec.Struct, frozen=True):
-    """A ForkSnapshot. `at`: the number of entries before it, of the parent's; these entries themselves where
-    the parent has rolled back since."""
+    """A ForkSnapshot. `at`: the number of the parent's entries before it; these entries themselves if the
+    parent was rolled back since."""
 
     branches: tuple[PackedState, ...]
     joined: bool
@@ -42,7 +42,8 @@ class PackedFork(msgspec.Struct, frozen=True):
 
 
 class PackedState(msgspec.Struct, frozen=True):
-    """A Snapshot. `entries`: the transcript's, each by itself; `since`: how many of them are the parent's."""
+    """A Snapshot. `entries`: of the transcript, each without the others; `since`: the number of the
+    parent's."""
 
     program: str
     entries: tuple[Transcript, ...]
@@ -56,8 +57,7 @@ class PackedState(msgspec.Struct, frozen=True):
 
 
 class PackedRun(msgspec.Struct, frozen=True):
-    """A program that has ended: all that its state tells. `raws`: the text of the variables that were
-    generated."""
+    """A program that has ended. `raws`: the text of the generated variables."""
 
     state: PackedState
     raws: dict[str, str | list[str]]
@@ -65,7 +65,7 @@ class PackedRun(msgspec.Struct, frozen=True):
 
 
 def pack(state: ProgramState) -> PackedRun:
-    """`state`, which has ended, to be sent to another process."""
+    """A state that has ended, as data for another process."""
     seen = state.core.snapshot(None)
     texts = {name: state.core.find(name).raw for name in seen.variables}
     raws = {name: raw for name, raw in texts.items() if raw is not None}
@@ -73,12 +73,12 @@ def pack(state: ProgramState) -> PackedRun:
 
 
 def unpack(run: PackedRun, index: int | None) -> ProgramState:
-    """The state of the program that was packed: to be read, not to be added to."""
+    """The state of a packed program, which can only be read."""
     return ProgramState(Finished(_unpacked(run.state), run.raws, run.ret_value, index))
 
 
 def _pickled(state: ProgramState) -> tuple[Any, ...]:
-    """A state is pickled as its run is when it has ended. Waits for that."""
+    """A state is pickled when it has ended. Waits for that."""
     return unpack, (pack(state), state.index)
 
 
@@ -86,7 +86,7 @@ copyreg.pickle(ProgramState, _pickled)
 
 
 def sendable(error: BaseException) -> BaseException:
-    """`error` without its frames, which no pickle holds; `full_traceback()` tells them all the same."""
+    """`error` without its frames, which cannot be pickled; full_traceback() still shows them."""
     if isinstance(error, ProgramError):
         sent = again(error)
         assert isinstance(sent, ProgramError)
@@ -97,7 +97,7 @@ def sendable(error: BaseException) -> BaseException:
 
 
 def instead_of(error: BaseException, program: str) -> ProgramError:
-    """What is sent in place of an error that cannot be: its class may keep things of its process."""
+    """The substitute of an error that cannot be pickled."""
     substitute = ProgramError(headline(error), program=program)
     substitute.stacks = stacks(error)
     return substitute
@@ -140,7 +140,7 @@ def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
 
 
 def _plain(made: Made | None) -> Made | None:
-    """Without what a program brought: types and methods of its own."""
+    """Without the program's own types and methods."""
     match made:
         case Made(node=Gen() as node):
             return Made(dataclasses.replace(node, typed=None), made.meta)

@@ -1,5 +1,5 @@
 """Rows of a table as a batch's items, and a batch's results as a list that notebooks show as a table and that
-becomes a DataFrame. A table is known by what it can do: no library is loaded for it.
+can be converted to a DataFrame. Tables are recognized by their methods: no library is loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Batch(list[T]):
         the other is named "name (argument)", "calls (usage)" or "error (batch)"."""
         parts = [self._parts(position, result) for position, result in enumerate(self)]
         taken: dict[str, str] = {}
-        # By name and kind, for all rows: a column holds one thing.
+        # The same for all rows, so that a column has one kind of value.
         for kind in ("variable", "argument", "usage", "batch"):
             for part in parts:
                 for name in part[kind]:
@@ -102,7 +102,7 @@ class Batch(list[T]):
 
 
 class Items:
-    """The items of a batch as they are taken. `arguments`: by name, of those that were taken."""
+    """The items of a batch. `arguments`: by name, of the items read so far."""
 
     def __init__(self, signature: inspect.Signature, items: Iterable[Any]) -> None:
         self._signature, self._items = signature, items
@@ -118,13 +118,13 @@ class Items:
             return item
         try:
             return self._signature.bind_partial(*item).arguments
-        except TypeError:  # what is wrong with it is told where it is run
+        except TypeError:  # raised where it is run
             return {}
 
 
 @runtime_checkable
 class Frame(Protocol):
-    """A pandas DataFrame, as far as it is read here."""
+    """A pandas DataFrame."""
 
     @property
     def columns(self) -> Iterable[Any]: ...
@@ -133,7 +133,7 @@ class Frame(Protocol):
 
 
 class FrameRows:
-    """The rows of a frame as dicts, each made when it is read."""
+    """The rows of a frame as dicts, each created when it is read."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -148,5 +148,5 @@ class FrameRows:
 
 
 def rows_of(items: Any) -> Any:
-    """`items` of a batch; of a frame, its rows. A datasets.Dataset gives its rows as dicts by itself."""
+    """The rows of a frame; other items as they are. A datasets.Dataset yields its rows as dicts itself."""
     return FrameRows(items) if isinstance(items, Frame) else items

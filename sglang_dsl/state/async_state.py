@@ -141,7 +141,7 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
 
     def __iadd__(self, other: object) -> Self:
         """Add text or a node. Returns at once; errors are raised where a value is read."""
-        # By its type: isinstance() of a Pending, an abstract class, takes longer than the rest of this.
+        # By its type: isinstance() of an abstract class takes longer than the rest of this.
         if type(other) is Pending:
             str(other)
         if type(other) is AsyncTurn:

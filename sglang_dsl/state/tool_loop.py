@@ -18,8 +18,8 @@ from sglang_dsl.ir import LoopBegin, LoopEnd, Source
 
 @dataclass(eq=False)
 class Steps:
-    """What a loop's generations have done so far. home: the event loop of an async program, on which its
-    coroutine functions run."""
+    """The steps of a loop so far. `home`: the event loop of an async program, on which its coroutine
+    functions run."""
 
     home: asyncio.AbstractEventLoop | None = None
     steps: list[ToolStep] = field(default_factory=list)
