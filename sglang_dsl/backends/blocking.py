@@ -1,5 +1,5 @@
-"""BaseBackend: a backend as sglang's programs write one, with blocking methods that are given a view of what
-was said and a set of sampling parameters. Knows no programs.
+"""BaseBackend: base class for backends written for sglang, with blocking methods that take a view of the
+state and a set of sampling parameters. Knows no programs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _OPTIONS = frozenset({"return_text_in_logprobs"})
 
 @dataclass
 class SglSamplingParams:
-    """What a generation asks for, with nothing left open. `dtype` is None: a dtype is told as its regex."""
+    """The sampling parameters of a generation, without defaults. `dtype` is None: a dtype is sent as its
+    regex."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -63,11 +64,11 @@ class SglSamplingParams:
     regex: str | None = None
 
     def clone(self) -> SglSamplingParams:
-        """A copy that shares nothing."""
+        """A deep copy."""
         return copy.deepcopy(self)
 
     def to_openai_kwargs(self) -> dict[str, Any]:
-        """As words of OpenAI's APIs."""
+        """As parameters of OpenAI's APIs."""
         return self._named(
             "stop",
             "temperature",
@@ -78,17 +79,17 @@ class SglSamplingParams:
         )
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
-        """As words of litellm.completion()."""
+        """As parameters of litellm.completion()."""
         return self.to_openai_kwargs()
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        """As words of Anthropic's API."""
+        """As parameters of Anthropic's API."""
         return self._named(
             "temperature", "top_p", "top_k", stop="stop_sequences", max_new_tokens="max_tokens"
         )
 
     def to_vertexai_kwargs(self) -> dict[str, Any]:
-        """As words of Vertex AI's generation config."""
+        """As parameters of Vertex AI's generation config."""
         return self._named(
             "temperature", "top_p", "top_k", stop="stop_sequences", max_new_tokens="max_output_tokens"
         )
@@ -112,7 +113,7 @@ class SglSamplingParams:
 
 @dataclass
 class StateView:
-    """What a method of a BaseBackend may read of the state.
+    """The state, for the methods of a BaseBackend.
 
     text_          the prompt, turns as the backend's chat template writes them
     messages_      the finished turns
@@ -135,11 +136,10 @@ class StateView:
         return self.messages_
 
 
-class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
-    """Subclass it with `generate`, and with `generate_stream` and `select` where the backend has them. Each
-    call runs on a thread of its own, MOST_AT_ONCE at a time; one that is cancelled runs to its end unheard.
-    The package's own backends, which are asynchronous (sglang_dsl.backends.base.Backend), count as
-    instances."""
+class BaseBackend(abc.ABC):  # noqa: B024 - it can be instantiated, as in sglang
+    """Subclass it with `generate`, and with `generate_stream` and `select` if the backend has them. Each call
+    runs on a thread of its own, MOST_AT_ONCE at a time; the result of a cancelled one is dropped. The
+    package's own backends, which are asynchronous (sglang_dsl.backends.base.Backend), count as instances."""
 
     support_concate_and_append = False
     chat_template: ChatTemplate | None = None
@@ -150,11 +150,11 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
         return _OnThreads(self)
 
     def get_model_name(self) -> str:
-        """Which model answers."""
+        """The name of the model."""
         return type(self).__name__
 
     def get_chat_template(self) -> ChatTemplate:
-        """How turns are written in `s.text_`."""
+        """The template of `s.text_`."""
         return self.chat_template or get_chat_template("default")
 
     def generate(self, s: StateView, sampling_params: SglSamplingParams) -> tuple[Any, dict[str, Any]]:
@@ -164,7 +164,7 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
     def generate_stream(
         self, s: StateView, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Pieces of the text, each with its meta. Left out: the text comes whole."""
+        """Pieces of the text, each with its meta. Optional."""
         raise NotImplementedError
 
     def select(
@@ -174,7 +174,7 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
         raise NotImplementedError
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """Compute a prompt's beginning now. Does nothing unless overridden; so do the others below."""
+        """Compute the beginning of a prompt. Does nothing unless overridden, like the methods below."""
         return
 
     def flush_cache(self) -> bool | None:
@@ -182,11 +182,11 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
         return False
 
     def get_server_info(self) -> dict[str, Any]:
-        """What the backend says of itself."""
+        """What the backend reports about itself."""
         return {}
 
     def shutdown(self) -> None:
-        """The program needs it no more."""
+        """Called when the backend is closed."""
         return
 
 
@@ -263,7 +263,7 @@ class _OnThreads(Backend):
     async def aclose(self) -> None:
         await self._call(self._inner.shutdown)
         self._threads.close(wait=False)
-        self._threads = self._pool()  # without a thread until somebody calls again
+        self._threads = self._pool()  # without a thread until the next call
 
     def _pool(self) -> Threads:
         return Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
@@ -284,7 +284,7 @@ class _OnThreads(Backend):
         )
 
     def _params(self, call: Call) -> SglSamplingParams:
-        """Raises Unsupported for what has no place in them."""
+        """Raises Unsupported for parameters that they do not have."""
         fields = {one.name for one in dataclasses.fields(SglSamplingParams)}
         values = {
             name: getattr(call.sampling, name) for name in call.sampling.__struct_fields__ if name != "n"
@@ -310,14 +310,14 @@ class _OnThreads(Backend):
         )
 
     async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
-        """On a thread. Raises what it raises; Unsupported where the subclass has no such method."""
+        """Call a method on a thread. Raises Unsupported if the subclass does not implement it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
             try:
                 outcome: Any = functools.partial(_settle, done, method(*arguments), None)
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
                 outcome = functools.partial(_settle, done, None, error)
             loop.call_soon_threadsafe(outcome)
 

@@ -275,10 +275,10 @@ class RuntimeEndpoint(RuntimeBackend):
 
 
 def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
-    """A request's fields for it: text, and what its images refer to. Raises TemplateError for other media."""
+    """A request's fields for a prompt: text and images. Raises TemplateError for other media."""
     rendered = render(prompt.messages, template)
     if rendered.videos or rendered.audios:
-        render_prompt(prompt.messages, template)  # which refuses them by their place
+        render_prompt(prompt.messages, template)  # raises with the place
     images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
     return {"text": rendered.text, **({"image_data": images} if images else {})}
 
@@ -303,7 +303,7 @@ def _check_reachable(url: str) -> None:
 
 
 def _conversation(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as /tokenize takes conversations: text outside of turns as a turn of its own."""
+    """A prompt for /tokenize: text outside of turns as a turn."""
     messages = [
         {"role": "user" if one.role == "raw" else one.role, "content": one.content}
         for one in prompt.messages

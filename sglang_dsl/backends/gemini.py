@@ -179,7 +179,7 @@ def _safety(settings: Any) -> list[dict[str, Any]]:
 
 
 def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]:
-    """Turns as the API takes them; the results of one turn's calls stand in one turn."""
+    """Turns as the API takes them; the results of one turn's calls are one turn."""
     contents: list[dict[str, Any]] = []
     names: dict[str | None, str] = {}
     before = ""

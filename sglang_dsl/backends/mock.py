@@ -1,8 +1,7 @@
 """MockBackend: a deterministic backend in this process, for tests of programs. No model, no network.
 
-Replies are scripted, or made up: text that the constraint accepts, or a few words that depend only on the
-prompt. It respects what every backend respects: stop strings, max_tokens, n, usage. What it cannot do raises
-Unsupported.
+Replies are scripted, or invented: text that the constraint accepts, or a few words that depend only on the
+prompt. Stop strings, max_tokens, n and usage work as in every backend. Other parameters raise Unsupported.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaita
 Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Sequence[float]]
 Split = int | Sequence[int] | Callable[[str], Iterable[str]]
 
-# Found by name, as an engine is: the runtime's own way to a value of a schema, with the packages it needs.
+# By name, like the engine: the runtime's examples of a schema, and the packages that they need.
 _PARTS: Registry[Any] = Registry(
     "part of the mock",
     {"values of schemas": "runtime:values_of"},
@@ -140,7 +139,7 @@ class MockBackend(Backend):
                 raise error
             reply = self._reply(call)
             if type(reply) is str and call.n == 1 and call.constraint is None and not call.return_logprob:
-                # One text as it is, as most are.
+                # One unconstrained text, as most are.
                 text, size, finish = self._cut(reply, call)
                 return Completion((text,), self._meta(number, call.prompt, size, finish))
             return await self._complete(call, number, reply)
@@ -208,7 +207,7 @@ class MockBackend(Backend):
             self.most_in_flight = self.in_flight
 
     def _pause(self) -> Awaitable[None]:
-        """delay_s, or up to an eighth more: answers that fall due close together share one timer."""
+        """Wait for delay_s, or up to an eighth more: answers that are due close together share one timer."""
         if self.delay_s <= 0:
             return asyncio.sleep(0)
         loop = asyncio.get_running_loop()
@@ -342,11 +341,11 @@ class MockBackend(Backend):
     def _size(self, text: str) -> int:
         if self.tokens == "bytes":
             return len(text.encode("utf-8", "surrogatepass"))
-        # As many as _WORD finds: what is left behind the last word counts as one more.
+        # As many as _WORD finds: trailing whitespace counts as one more.
         return len(text.split()) + text[-1:].isspace()
 
     def _tokens(self, text: str) -> list[str]:
-        """What counts as its tokens; a byte that is no character by itself as the replacement character."""
+        """Its tokens; a byte that is no character by itself as the replacement character."""
         if self.tokens == "bytes":
             raw = text.encode("utf-8", "surrogatepass")
             return [bytes((byte,)).decode("utf-8", "replace") for byte in raw]
@@ -366,8 +365,7 @@ class MockBackend(Backend):
             yield text[begin:]
 
     def _prompt_size(self, prompt: Prompt) -> int:
-        """Tokens of the prompt as _flat() writes it. Programs send the same turns again and again: their
-        words are counted once."""
+        """Tokens of the prompt as _flat() writes it. The words of a turn are counted once."""
         if self.tokens == "bytes":
             return self._size(_flat(prompt))
         size = 0
@@ -443,7 +441,7 @@ def _beyond(kind: str, why: object) -> Unsupported:
 
 @functools.lru_cache(maxsize=4096)
 def _word_count(role: str, content: str, is_open: bool) -> int:
-    """Words of a turn, and one for a blank behind the last one."""
+    """Words of a turn, and one for trailing whitespace."""
     text = f"{opening(role)}{content}"
     return len(text.split()) + (is_open and text[-1].isspace())
 
@@ -465,8 +463,8 @@ def _flat(prompt: Prompt) -> str:
 
 
 def _held(constraint: Constraint, text: str, cut: str, reasons: bool) -> tuple[str, str | None]:
-    """A reply, whole and up to its stop string, as a backend that reads replies gives it, and why it is not
-    what the constraint wants. reasons: it has reasoning before the answer, which the constraint is about."""
+    """A reply, whole or up to its stop string, whichever fits the constraint, and why neither fits.
+    `reasons`: the constraint applies to the answer after the reasoning."""
     if constraint.kind not in ("regex", "choices", "json_schema"):
         raise Unsupported(f"the mock backend cannot check a {constraint.kind} constraint")
     answers = (cut, text)

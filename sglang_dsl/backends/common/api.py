@@ -1,4 +1,4 @@
-"""ApiBackend: a model behind another provider's API. It settles what can be asked for, sends the request, and
+"""ApiBackend: a model behind another provider's API. It checks what the API supports, sends the request, and
 reads the reply: whole, as a stream, or as a choice. Knows no API's wire format.
 """
 

@@ -1,5 +1,5 @@
-"""The shortest text a regex accepts in full, for backends without a model. Small and honest: what it does not
-know raises ValueError, and what it makes has been checked with re.fullmatch."""
+"""A short text that a regex matches, for backends without a model. Unsupported syntax raises ValueError, and
+the result is checked with re.fullmatch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CATEGORIES: dict[Any, str] = {
     ops.CATEGORY_SPACE: " ",
     ops.CATEGORY_NOT_SPACE: "a",
 }
-# Tried in this order where a class says what it does not want.
+# Tried in this order for negated classes.
 _CANDIDATES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_.,:;!?'\"()[]{}\n\t/\\"
 
 

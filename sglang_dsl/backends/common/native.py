@@ -47,7 +47,7 @@ def as_program_error(
 
 def error_of(error: Mapping[str, Any], backend: str, status: int | None = None) -> ProgramError:
     """The language's error for the "error" of an answer. status: of the HTTP answer."""
-    # The message on the wire names the place and the hint already.
+    # The message on the wire already has the place and the hint.
     fault: RuntimeFault = from_dict({"code": error.get("code"), "message": error.get("message", "")})
     return as_program_error(fault, backend, None, status=status)
 

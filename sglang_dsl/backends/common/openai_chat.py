@@ -101,7 +101,7 @@ def wire(message: Message) -> dict[str, Any]:
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a turn; sounds that are at hand as the API takes them, {"data", "format"}."""
+    """A part of a turn; embedded sounds as the API takes them, {"data", "format"}."""
     match part:
         case {"type": "audio_url", "audio_url": {"url": str(url)}}:
             match = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
