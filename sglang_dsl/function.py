@@ -14,17 +14,7 @@ import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from sglang_dsl.errors import BadProgram, near
 from sglang_dsl.errors.tracebacks import exposed, public
@@ -75,7 +65,7 @@ _BATCH_ARGUMENTS = (
     "engine",
 )
 _STATES = frozenset({"s", "state"})
-"""Names of first parameters that are surely meant to be the state."""
+"""Names of first parameters that certainly are the state."""
 _MOST_SHAPES = 64
 
 
@@ -114,11 +104,9 @@ class SglFunction(Signature[P, R]):
             raise BadProgram(
                 f"{self.name} needs a first parameter, the state it writes to: def {func.__name__}(s, ...)"
             )
-        first = parameters[0]
-        takes_all = first.kind is inspect.Parameter.VAR_POSITIONAL
-        rest = parameters if takes_all else parameters[1 + len(owner) :]
-        self.signature = inspect.Signature(rest)
-        self._taken: set[tuple[int, tuple[str, ...]]] = set()
+        takes_all = parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+        self.signature = inspect.Signature(parameters if takes_all else parameters[1 + len(owner) :])
+        self._accepted: set[tuple[int, tuple[str, ...]]] = set()
 
     @property
     def name(self) -> str:
@@ -235,13 +223,13 @@ class SglFunction(Signature[P, R]):
         """Raises TypeError if the function does not take these arguments. This depends only on their
         number and names, so each shape is checked once."""
         shape = (len(args), tuple(kwargs))
-        if shape not in self._taken:
+        if shape not in self._accepted:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{self.name}: {error}{self._meant(args, kwargs)}") from None
-            if len(self._taken) < _MOST_SHAPES:
-                self._taken.add(shape)
+            if len(self._accepted) < _MOST_SHAPES:
+                self._accepted.add(shape)
 
     def _meant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """What to do about arguments that the function does not take."""
@@ -354,10 +342,8 @@ class SglFunction(Signature[P, R]):
         from sglang_dsl.execution import batch
         from sglang_dsl.execution.results import rows_of
 
-        if resume is not None:
-            kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = rows_of(batch_kwargs)
-        options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
+        options = self._batch_options(batch_kwargs, num_threads, on_error, resume, kwargs)
         if engine != "local":
             from sglang_dsl.execution.engines import run_batch_on
 
@@ -402,10 +388,8 @@ class SglFunction(Signature[P, R]):
         from sglang_dsl.execution import batch
         from sglang_dsl.execution.results import rows_of
 
-        if resume is not None:
-            kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = rows_of(batch_kwargs)
-        options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
+        options = self._batch_options(batch_kwargs, num_threads, on_error, resume, kwargs)
         return batch.run_batch_async(
             self,
             options,
@@ -417,9 +401,16 @@ class SglFunction(Signature[P, R]):
         )
 
     def _batch_options(
-        self, items: object, num_threads: int | str, on_error: str, kwargs: dict[str, Any]
+        self,
+        items: object,
+        num_threads: int | str,
+        on_error: str,
+        resume: str | os.PathLike[str] | None,
+        kwargs: dict[str, Any],
     ) -> Options:
         """Raises BadProgram, TypeError."""
+        if resume is not None:
+            kwargs |= {"cache": "rw", "cache_dir": resume}
         if on_error not in ("raise", "return"):
             raise BadProgram(f'on_error must be "raise" or "return", got {on_error!r}')
         if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):

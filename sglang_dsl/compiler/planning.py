@@ -20,6 +20,7 @@ from sglang_dsl.concurrency.loop import background
 from sglang_dsl.conversation.requests import Prompt
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram, ProgramError
+from sglang_dsl.interpreter.evaluator import with_node
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import (
     Fork,
@@ -238,8 +239,10 @@ class _Walk:
                         progress = _Progress(at.transcript, at.generated, at.cached)
                         steps += self.sequence(one, (*branch, number), progress)
                     forked += len(branches)
+                case Text() | Media() | RoleBegin() | RoleEnd():
+                    at.transcript = with_node(at.transcript, node)
                 case _:
-                    at.transcript = _say(at.transcript, node)
+                    pass
         return steps
 
     def _step(
@@ -256,20 +259,6 @@ class _Walk:
         name = None if isinstance(node, Fork) else node.name
         wave = self._order.get(id(node))
         return PlannedCall(kind, name, self._program, branch, tokens + more, cached, most, wave, node.src)
-
-
-def _say(transcript: Transcript, node: Node) -> Transcript:
-    match node:
-        case Text(text=text):
-            return transcript.say(text)
-        case Media(part=part):
-            return transcript.show(json.loads(part))
-        case RoleBegin(role=role):
-            return transcript.open(role)
-        case RoleEnd():
-            return transcript.close()
-        case _:
-            return transcript
 
 
 # -- constraints ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core, SettledCore
+from sglang_dsl.interpreter.evaluator import with_node
 from sglang_dsl.interpreter.joins import joined_values
 from sglang_dsl.ir import (
     Fork,
@@ -284,19 +285,11 @@ class Tracer(SettledCore):
 
     def _say(self, leaf: Node) -> None:
         match leaf:
-            case Text(text=text):
-                self._transcript = self._transcript.say(text)
-            case Media(part=part):
-                self._transcript = self._transcript.show(json.loads(part))
-            case RoleBegin(role=role):
-                self._transcript = self._transcript.open(role)
-            case RoleEnd():
-                self._transcript = self._transcript.close()
             case Gen(name=name) | Select(name=name):
                 shown = Placeholder(name or "...")
                 self._transcript = self._transcript.say(shown, chosen=name or "", made=Made(leaf))
-            case Tools(tools=tools):
-                self._transcript = self._transcript.offer(tuple(map(json.loads, tools)))
+            case Text() | Media() | RoleBegin() | RoleEnd() | Tools():
+                self._transcript = with_node(self._transcript, leaf)
             case ScopeBegin(name=name):
                 self._scopes.setdefault(name, []).append(self._transcript)
             case ScopeEnd(name=name):

@@ -407,7 +407,7 @@ class _Scoring(msgspec.Struct, frozen=True, eq=False):
         return {"scores": [dataclasses.asdict(score) for score in done.scores], "meta": done.meta}
 
     def read(self, reply: dict[str, Any], *, streamed: bool) -> ChoiceScores:
-        return ChoiceScores(tuple(map(_score, reply["scores"])), reply["meta"])
+        return ChoiceScores(tuple(msgspec.convert(reply["scores"], list[ChoiceScore])), reply["meta"])
 
 
 async def _reserved(context: CallContext, request: Request[Any]) -> list[Hold]:
@@ -469,13 +469,3 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
     for name in (name for name in call.__struct_fields__ if name not in left):
         plain[name] = msgspec.to_builtins(getattr(call, name))
     return plain | ({"tools": msgspec.to_builtins(tools)} if tools else {})
-
-
-def _score(plain: dict[str, Any]) -> ChoiceScore:
-    prior: Sequence[float | None] | None = plain["unconditional"]
-    return ChoiceScore(
-        tuple(plain["logprobs"]),
-        tuple(plain["token_ids"]),
-        None if prior is None else tuple(prior),
-        token_texts=tuple(plain.get("token_texts") or ()),
-    )

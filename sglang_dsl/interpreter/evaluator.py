@@ -32,8 +32,7 @@ from sglang_dsl.errors import (
 from sglang_dsl.interpreter.calls import Before, CallContext, about
 from sglang_dsl.interpreter.lower import lower, of_sample, typed_value, was_cut
 from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
-from sglang_dsl.interpreter.replies.retries import corrected
+from sglang_dsl.interpreter.replies.texts import ReasoningStream, Split, corrected
 from sglang_dsl.interpreter.replies.tool_loop import answer, may_call
 from sglang_dsl.interpreter.run import (
     Item,
@@ -91,6 +90,24 @@ def turn_after(leaves: Sequence[Node], role: str | None) -> tuple[str | None, bo
             return None
         before = kind
     return role, setter
+
+
+def with_node(at: Transcript, node: Any) -> Transcript:
+    """`at` with the text of a node that needs no backend. Raises BadProgram for other nodes."""
+    kind = type(node)
+    if kind is Text:
+        return at.say(node.text)
+    if kind is RoleBegin:
+        return at.open(node.role)
+    if kind is RoleEnd:
+        return at.close()
+    if kind is Media:
+        return at.show(json.loads(node.part))
+    if kind is Tools:
+        return at.offer(tuple(map(json.loads, node.tools)))
+    if kind is Calls:
+        return at.call(tuple(ToolCall(name, arguments, id) for id, name, arguments in node.calls))
+    raise BadProgram(f"{node.label()} cannot be run")
 
 
 def item_of(leaf: Node, src: Source | None, run: RunInfo, step: int, offer: Offer) -> Item:
@@ -173,38 +190,25 @@ class Evaluator:
 
     def add(self, nodes: Iterable[Any]) -> None:
         """Evaluate nodes that need no backend and set no variable. A failure is kept."""
-        at = self.transcript
         streams = self.run.stream
         for node in nodes:
-            kind = type(node)
             try:
-                if kind is Text:
-                    if KEPT and marked(node.text):
-                        raise BadProgram(
-                            "a formatted text that contains nodes was put into Text(...); add the text itself"
-                        )
-                    at = at.say(node.text)
-                elif kind is RoleBegin:
-                    at = at.open(node.role)
-                elif kind is RoleEnd:
-                    at = at.close()
-                elif kind is Media:
-                    at = at.show(json.loads(node.part))
-                elif kind is Tools:
-                    at = at.offer(self._offered(node))
-                elif kind is Calls:
-                    at = at.call(tuple(ToolCall(name, arguments, id) for id, name, arguments in node.calls))
+                kind = type(node)
+                if kind is Text and KEPT and marked(node.text):
+                    raise BadProgram(
+                        "a formatted text that contains nodes was put into Text(...); add the text itself"
+                    )
+                if kind is Tools:
+                    self._check_tools(node)
+                elif kind is ScopeBegin:
+                    self._scopes = (*self._scopes, (node.name, self.transcript))
+                    continue
                 elif kind is LoopBegin or kind is LoopEnd:
                     continue  # read by the queue
-                elif kind is ScopeBegin:
-                    self._scopes = (*self._scopes, (node.name, at))
-                    continue
-                else:
-                    raise BadProgram(f"{node.label()} cannot be run")
+                self.transcript = at = with_node(self.transcript, node)
             except Exception as error:  # noqa: BLE001 - raised where it is read
                 self.fail(error, Item(node, getattr(node, "src", None)))
                 return
-            self.transcript = at
             if streams:
                 self.output.put(at.plain)
 
@@ -215,12 +219,11 @@ class Evaluator:
         self.transcript = transcript
         self._sent = transcript.length
 
-    def _offered(self, node: Tools) -> tuple[dict[str, Any], ...]:
+    def _check_tools(self, node: Tools) -> None:
         """Raises Unsupported."""
         backend = self.run.backend
         if node.tools and backend is not None and not backend.calls_tools:
             raise Unsupported(f"{backend.name} does not support tools", backend=backend.name)
-        return tuple(map(json.loads, node.tools))
 
     def evaluate(self, node: Node, item: Item) -> Coroutine[Any, Any, None]:
         """Evaluate any node. Raises its error."""

@@ -62,8 +62,7 @@ class Executor:
         self._evaluator = Evaluator(run, branch, run.meters if meters is None else meters, prefix, src)
         self.variables = variables if variables is not None else {}
         self.inherited: dict[str, Variable] = dict(self.variables) if self.variables else {}
-        # Where branches were joined, and each one as it was then.
-        self._joined: list[tuple[Mark, tuple[Snapshot, ...]]] = []
+        self._joined: list[tuple[Mark, tuple[Snapshot, ...]]] = []  # branches as they were then
         self._role, self._ended, self._offer = role, False, offer
         self._forks, self._steps = 0, 0
         self._changed = Signal()
@@ -103,7 +102,6 @@ class Executor:
 
     @property
     def output(self) -> Stream:
-        """This state's text in pieces, if the run streams."""
         return self._evaluator.output
 
     # -- adding ----------------------------------------------------------------------------------------------
@@ -179,7 +177,6 @@ class Executor:
             self._kick()
 
     def so_far(self) -> Transcript:
-        """The text by now; does not wait."""
         return self._evaluator.transcript
 
     def _put(self, item: Item) -> None:
@@ -231,10 +228,9 @@ class Executor:
             if self._evaluator.ahead is not None and not variable.done:
                 self.mark()
             return variable
-        if self.body is not None and self.body.error is not None:
-            raise again(self.body.error)
-        if self._evaluator.error is not None:
-            raise again(self._evaluator.error)
+        error = self.body_error or self._evaluator.error
+        if error is not None:
+            raise again(error)
         raise missing(name, list(self.variables), self.program)
 
     async def settled(self, until: Until) -> Transcript:
@@ -299,8 +295,8 @@ class Executor:
                 if piece.text:
                     yield piece.text
         end.result()
-        if (error := self.body_error) is not None:
-            raise again(error)
+        if self.body_error is not None:
+            raise again(self.body_error)
 
     async def usage(self, until: Until) -> dict[str, int]:
         return await self.run.usage(until)

@@ -28,7 +28,7 @@ from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BackendError, BadProgram
 from sglang_dsl.interpreter.lower import lower
-from sglang_dsl.interpreter.replies.reasoning import Split
+from sglang_dsl.interpreter.replies.texts import Split
 from sglang_dsl.interpreter.run import EvaluatorState, Item
 from sglang_dsl.ir import Gen, ScopeBegin, ScopeEnd, Text
 

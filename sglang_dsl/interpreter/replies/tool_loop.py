@@ -22,7 +22,7 @@ from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMi
 from sglang_dsl.interpreter.calls import CallContext
 from sglang_dsl.interpreter.lower import was_cut
 from sglang_dsl.interpreter.metering import Ask
-from sglang_dsl.interpreter.replies.reasoning import ReasoningStream
+from sglang_dsl.interpreter.replies.texts import ReasoningStream
 from sglang_dsl.interpreter.run import EvaluatorState, Item
 from sglang_dsl.ir import Gen, LoopBegin
 from sglang_dsl.tool_use import running
