@@ -18,9 +18,9 @@ from sglang_dsl.ir import Source
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last
-    message is open when the generation continues it. A prompt that is only raw text is a plain completion
-    prompt. tools: what the model may call, as chat APIs say it; plain data, not to be changed."""
+    """Everything before the generation: turns in order. Text outside of turns has role "raw"; the last
+    message is open if the generation continues it. A prompt of raw text alone is a completion prompt.
+    `tools`: what the model may call, as in chat APIs; plain data, must not be changed."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -85,30 +85,29 @@ class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens,
-    cached_tokens, jumped_tokens, ... as far as the backend knows them; tool_calls, where the model called
-    tools: [{"id", "name", "arguments": JSON text}], and the text is what it said beside them."""
+    """The answer to a Call, with n texts. meta: id, finish_reason, prompt_tokens, completion_tokens,
+    cached_tokens, jumped_tokens, ... as far as the backend knows them; tool_calls if the model called tools:
+    [{"id", "name", "arguments": JSON text}]."""
 
     texts: tuple[str, ...]
     meta: dict[str, Any] = {}
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a streamed text; `meta` is set on the last one. `told`: what the backend said with this
-    piece: its counters so far, and of lists with an entry per token those of this piece. `reasoning`: a piece
-    of the reasoning, where the backend separates it from the text; the last meta then has all of it as
-    reasoning_content."""
+    """A piece of a streamed text; `meta` is set on the last one. `piece_meta`: the backend's counters so far,
+    and the entries of this piece of lists with an entry per token. `reasoning`: a piece of the reasoning, if
+    the backend separates it from the text; the last meta then has all of it as reasoning_content."""
 
     text: str
     meta: dict[str, Any] | None = None
-    told: dict[str, Any] | None = None
+    piece_meta: dict[str, Any] | None = None
     reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """Natural-log probabilities of one option's tokens after the boundary that all options share. `text`: the
-    option; whoever asked fills it in. `token_texts`: of each token, () where the backend does not say."""
+    """Natural-log probabilities of one option's tokens after what all options share. `text`: the option,
+    filled in by the caller. `token_texts`: of each token, () if the backend does not report them."""
 
     logprobs: tuple[float, ...]
     token_ids: tuple[int, ...] = ()
@@ -127,8 +126,8 @@ class ChoiceScores:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call. `result`: what the model was told, None where the call was not run; `failed`: that was an
-    error. `arguments`: empty where they are no JSON object; `text` has them as they were written."""
+    """One call. `result`: what was sent to the model, None if the call was not run; `failed`: whether that
+    was an error. `arguments`: empty if they are no JSON object; `text`: as the model wrote them."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -140,8 +139,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolStep:
-    """One reply that called tools. `text`: what the model said beside the calls; `variable`: of which
-    generation."""
+    """One reply that called tools. `text`: its text besides the calls; `variable`: the generation's."""
 
     text: str
     calls: tuple[ToolCall, ...]
@@ -209,10 +207,10 @@ class Ledger:
 
 def totals(records: Sequence[CallRecord], called: Mapping[str, int] | None = None) -> dict[str, int]:
     """calls of the backend, and of each of COUNTED the sum; `called`: sums to add to these."""
-    own = {"calls": sum(one.kind != "tool" for one in records)} | {
+    sums = {"calls": sum(one.kind != "tool" for one in records)} | {
         key: sum(r.count(key) for r in records) for key in COUNTED
     }
-    return own if not called else {key: count + called[key] for key, count in own.items()}
+    return sums if not called else {key: count + called[key] for key, count in sums.items()}
 
 
 _NO_CALLS: Mapping[str, int] = totals(())

@@ -103,7 +103,7 @@ class ProgramError(SglError):
         return known | ({"source": str(self.source)} if self.source else {})
 
     def __str__(self) -> str:
-        place = [
+        context = [
             f"program {self.program!r}" if self.program else "",
             f"at {self.source}" if self.source else "",
             f"variable {self.variable!r}" if self.variable else "",
@@ -113,7 +113,7 @@ class ProgramError(SglError):
             f"status {self.status}" if self.status else "",
         ]
         text = self.message
-        if known := ", ".join(part for part in place if part):
+        if known := ", ".join(part for part in context if part):
             text += f" [{known}]"
         return f"{text}. {self.hint}" if self.hint else text
 
@@ -169,8 +169,8 @@ def near(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the known one that is meant, if one is much like it."""
     import difflib  # only for what is wrong
 
-    found = difflib.get_close_matches(name, [*known], 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(name, [*known], 1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 E = TypeVar("E", bound=ProgramError)
@@ -198,10 +198,10 @@ def copied(error: E) -> E:
     return fresh
 
 
-def of_item(error: BaseException, index: int, item: object, where: str) -> None:
+def of_item(error: BaseException, index: int, item: object, container: str) -> None:
     """Say in `error` of which item of a batch (or of map) it is: as a note, which tracebacks show, and in the
     attributes `item_index` and `item`. Its class and its message stay."""
-    note = f"item {index} of {where}: {_shown(item)}"
+    note = f"item {index} of {container}: {_shown(item)}"
     if note in getattr(error, "__notes__", ()):
         return
     with contextlib.suppress(Exception):  # a class of the user's may take no attributes
@@ -233,5 +233,5 @@ def warn(message: str, src: Source | None = None) -> None:
     """A UserWarning at a line of the user's, by default the one that is running; by Python's default filter
     each line shows it once."""
     src = src or caller()
-    place = ("<unknown>", 1) if src is None else (src.file, src.line)
-    warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)
+    line = ("<unknown>", 1) if src is None else (src.file, src.line)
+    warnings.warn_explicit(message, UserWarning, *line, registry=_SHOWN)

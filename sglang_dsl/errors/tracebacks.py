@@ -27,7 +27,7 @@ VARIABLE = "SGLANG_DSL_FULL_TRACEBACK"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = (_PACKAGE, os.path.dirname(os.path.dirname(os.path.abspath(registry.__file__))) + os.sep)
 _DEMO = os.path.join(_PACKAGE, "console", "demo.py")  # holds programs like a user's
-# What the language calls: frames of these are left out behind its own, and kept behind a user's.
+# Libraries that the language calls: their frames are removed behind its own, and kept behind a user's.
 _BENEATH = frozenset(
     {
         "anyio", "asyncio", "concurrent", "contextlib", "functools", "httpcore", "httpx", "importlib",
@@ -49,19 +49,19 @@ class SglError(Exception):
     """Base class of the language's errors."""
 
     stacks: tuple[Stack, ...] = ()
-    """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
+    """Its causes, the first one first, and itself, before the traceback was trimmed."""
     item_index: int | None = None
-    """Of an error of a batch or of map(): the position of its item, from 0."""
+    """The position of its item, from 0, in a batch or map()."""
     item: Any = None
-    """And the item."""
+    """The item."""
     shows_cause = False
     """Whether a traceback shows the error's cause; else its message says it all."""
 
     def full_traceback(self) -> str:
         """The error and its causes as text, with all frames, including those of the language."""
         parts = []
-        *causes, own = self.stacks or stacks(self)
-        shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
+        *causes, itself = self.stacks or stacks(self)
+        shown = itself.places if self.__traceback__ is None else (*_places(self), *itself.places)
         notes = getattr(self, "__notes__", ())
         for stack in (*causes, Stack("\n".join([headline(self), *notes]), tuple(dict.fromkeys(shown)))):
             frames = [
@@ -75,14 +75,14 @@ class SglError(Exception):
 
 def stacks(error: BaseException) -> tuple[Stack, ...]:
     """An exception and its causes, the first cause first. Holds no frames."""
-    found: list[Stack] = []
+    result: list[Stack] = []
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:  # causes may go round in a circle
         seen.add(id(at))
-        found.append(Stack(headline(at), _places(at)))
+        result.append(Stack(headline(at), _places(at)))
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-    return tuple(reversed(found))
+    return tuple(reversed(result))
 
 
 def _places(error: BaseException) -> tuple[tuple[str, int, str], ...]:
@@ -108,32 +108,30 @@ class Discarded(Source):
 
 
 def _is_discarded(code: CodeType, at: int) -> bool:
-    """Whether the instruction behind the call at `at` drops its result."""
+    """Whether the instruction after the call at `at` drops its result."""
     following, at = code.co_code, at + 2
     while at < len(following) and following[at] == opcode.opmap["CACHE"]:
         at += 2
     return at < len(following) and following[at] == opcode.opmap["POP_TOP"]
 
 
-# Programs run the same lines again and again: of each code object, by its address, the places in it that were
-# asked for, by instruction; None for this package's own code. The object is kept, so that nothing else gets
-# its address.
+# Programs run the same lines repeatedly: by the id of each code object its lines by instruction, None for
+# this package's code. The object is kept, so that its id stays unique.
 _CODES: dict[int, tuple[CodeType, dict[int, Source] | None]] = {}
 _MOST_CODES = 4096
 
 
 def _look(code: CodeType) -> tuple[CodeType, dict[int, Source] | None]:
-    """The entry of code that is not known."""
+    """The entry of a new code object."""
     file = code.co_filename
     if len(_CODES) >= _MOST_CODES:
         _CODES.clear()
-    made = _CODES[id(code)] = (code, None if file.startswith(_PACKAGE) and file != _DEMO else {})
-    return made
+    entry = _CODES[id(code)] = (code, None if file.startswith(_PACKAGE) and file != _DEMO else {})
+    return entry
 
 
 def caller() -> Source | None:
-    """The user's current line: the innermost frame outside this package. To be called by functions of this
-    package."""
+    """The user's current line: the innermost frame outside this package. For functions of this package."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -142,12 +140,12 @@ def caller() -> Source | None:
             known = _look(code)
         places = known[1]
         if places is not None:
-            found = places.get(frame.f_lasti)
-            if found is None:
+            source = places.get(frame.f_lasti)
+            if source is None:
                 kind = Discarded if _is_discarded(code, frame.f_lasti) else Source
-                found = kind(code.co_filename, frame.f_lineno, code.co_qualname)
-                places[frame.f_lasti] = found
-            return found
+                source = kind(code.co_filename, frame.f_lineno, code.co_qualname)
+                places[frame.f_lasti] = source
+            return source
         frame = frame.f_back
     return None
 
@@ -156,8 +154,8 @@ def caller() -> Source | None:
 
 
 def trim(error: BaseException) -> None:
-    """Of an exception that leaves the language: take out, of it and of what caused it, the frames that are
-    not its reader's. To be followed by a bare `raise`, which adds no frame."""
+    """Remove the frames that are not the user's from an exception that leaves the language, and from its
+    causes. To be followed by a bare `raise`, which adds no frame."""
     if not isinstance(error, Exception | KeyboardInterrupt) or os.environ.get(VARIABLE, "0") not in ("", "0"):
         return
     if isinstance(error, SglError) and not error.stacks:
@@ -169,7 +167,7 @@ def trim(error: BaseException) -> None:
         seen.add(id(below))
         below.__traceback__ = _users(below.__traceback__)
         if below.__traceback__ is None:
-            # Raised in there: neither are its own causes what a user has written.
+            # Raised inside the language, like its own causes.
             below.__cause__ = None
             if at.__cause__ is None or (
                 at is error and not (isinstance(error, SglError) and error.shows_cause)
@@ -180,7 +178,7 @@ def trim(error: BaseException) -> None:
 
 
 def _below(error: BaseException) -> BaseException | None:
-    """What is shown above it."""
+    """The cause or context that is shown above it."""
     if error.__cause__ is not None or error.__suppress_context__:
         return error.__cause__
     return error.__context__
@@ -192,7 +190,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of the language and of what it called."""
+    """A traceback without the frames of the language and of libraries that it called."""
     kept: list[TracebackType] = []
     inside = False
     while trace is not None:
@@ -203,36 +201,36 @@ def _users(trace: TracebackType | None) -> TracebackType | None:
             inside = False
             kept.append(trace)
         trace = trace.tb_next
-    made: TracebackType | None = None
+    trimmed: TracebackType | None = None
     for one in reversed(kept):
-        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return made
+        trimmed = TracebackType(trimmed, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return trimmed
 
 
-def public(made: type[C]) -> type[C]:
-    """A class that users hold: what its public methods raise is trimmed."""
-    for name, method in list(vars(made).items()):
+def public(cls: type[C]) -> type[C]:
+    """Class decorator: exceptions of its public methods are trimmed."""
+    for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and (not name.startswith("_") or name in _SPECIAL):
-            setattr(made, name, exposed(method))
-    return made
+            setattr(cls, name, exposed(method))
+    return cls
 
 
 def exposed(method: F) -> F:
     """The same for one function, ordinary or async, a generator or not."""
-    made = _called
+    wrap = _called
     if inspect.isasyncgenfunction(method):
-        made = _async_pieces
+        wrap = _async_pieces
     elif inspect.isgeneratorfunction(method):
-        made = _pieces
+        wrap = _pieces
     elif inspect.iscoroutinefunction(method):
-        made = _awaited
-    return cast(F, functools.wraps(method)(made(method)))
+        wrap = _awaited
+    return cast(F, functools.wraps(method)(wrap(method)))
 
 
 def _called(method: Callable[..., Any]) -> Callable[..., Any]:
-    def shown(*args: Any, **words: Any) -> Any:
+    def shown(*args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **words)
+            return method(*args, **kwargs)
         except BaseException as error:
             trim(error)
             raise
@@ -241,9 +239,9 @@ def _called(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _awaited(method: Callable[..., Any]) -> Callable[..., Any]:
-    async def shown(*args: Any, **words: Any) -> Any:
+    async def shown(*args: Any, **kwargs: Any) -> Any:
         try:
-            return await method(*args, **words)
+            return await method(*args, **kwargs)
         except BaseException as error:
             trim(error)
             raise
@@ -252,9 +250,9 @@ def _awaited(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pieces(method: Callable[..., Any]) -> Callable[..., Any]:
-    def shown(*args: Any, **words: Any) -> Iterator[Any]:
+    def shown(*args: Any, **kwargs: Any) -> Iterator[Any]:
         try:
-            yield from method(*args, **words)
+            yield from method(*args, **kwargs)
         except BaseException as error:
             trim(error)
             raise
@@ -263,9 +261,9 @@ def _pieces(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _async_pieces(method: Callable[..., Any]) -> Callable[..., Any]:
-    async def shown(*args: Any, **words: Any) -> AsyncIterator[Any]:
+    async def shown(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         try:
-            async with aclosing(method(*args, **words)) as pieces:
+            async with aclosing(method(*args, **kwargs)) as pieces:
                 async for piece in pieces:
                     yield piece
         except BaseException as error:

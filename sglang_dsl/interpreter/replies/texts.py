@@ -49,7 +49,7 @@ class ReasoningStream:
             self._variable.put("", {"reasoning_content": reasoning})
             if self._reasoning is not None:
                 self._reasoning.put(reasoning)
-        meta = delta.meta if delta.told is None else delta.told
+        meta = delta.meta if delta.piece_meta is None else delta.piece_meta
         if meta is not None and "reasoning_content" in meta:  # passed on in pieces
             meta = {name: value for name, value in meta.items() if name != "reasoning_content"}
         self._variable.put(answer, meta if answer or delta.meta is not None else None)
