@@ -6,6 +6,7 @@ tracebacks as they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import opcode
@@ -26,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 VARIABLE = "SGLANG_DSL_FULL_TRACEBACK"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = (_PACKAGE, os.path.dirname(os.path.dirname(os.path.abspath(registry.__file__))) + os.sep)
+_BACKENDS = os.path.join(_PACKAGE, "backends") + os.sep
 _DEMO = os.path.join(_PACKAGE, "console", "demo.py")  # holds programs like a user's
 # Libraries that the language calls: their frames are removed behind its own, and kept behind a user's.
 _BENEATH = frozenset(
@@ -150,6 +152,15 @@ def caller() -> Source | None:
     return None
 
 
+def user_line(error: BaseException) -> Source | None:
+    """The user's line that `error` passed: the innermost frame outside this package."""
+    source = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            source = Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+    return source
+
+
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
@@ -271,3 +282,21 @@ def _async_pieces(method: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return shown
+
+
+def forget_frames(error: BaseException) -> None:
+    """Clear the language's frames in the tracebacks of an error and its causes, so that keeping the error
+    does not keep the state alive. The outermost frame is running and cannot be cleared: it is removed. Frames
+    of backends and of users stay: they may belong to a coroutine that goes on, which clearing would end."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:  # causes may go round in a circle
+        for frame, _ in traceback.walk_tb(at.__traceback__):
+            file = frame.f_code.co_filename
+            if file.startswith(_PACKAGE) and not file.startswith(_BACKENDS):
+                with contextlib.suppress(RuntimeError):  # it runs
+                    frame.clear()
+        seen.add(id(at))
+        at = at.__cause__

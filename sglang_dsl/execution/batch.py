@@ -36,7 +36,6 @@ from sglang_dsl.errors import BadProgram, ProgramCancelled, again, of_item
 from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.execution.launch import (
     SCOPE,
-    Scope,
     launch,
     launch_async,
     precompile_constraints,
@@ -45,7 +44,7 @@ from sglang_dsl.execution.launch import (
 from sglang_dsl.execution.results import Batch, Items
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.parameters import Options
-from sglang_dsl.interpreter.run import stop_here
+from sglang_dsl.interpreter.run import Scope, stop_here
 from sglang_dsl.settings import global_config
 from sglang_dsl.state.async_state import AsyncProgramState
 from sglang_dsl.state.program_state import ProgramState

@@ -27,14 +27,14 @@ from sglang_dsl.compiler.follow import CALLED, Args, Kwargs, Startable, follow, 
 from sglang_dsl.compiler.planning import Plan, constraints_of, planned, precompile
 from sglang_dsl.compiler.trace import Program
 from sglang_dsl.concurrency.loop import background, in_thread
-from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError
+from sglang_dsl.errors import NoBackend, ProgramCancelled, ProgramError
+from sglang_dsl.errors.tracebacks import user_line
 from sglang_dsl.execution import finished as finished  # how states are pickled
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.parameters import Options
-from sglang_dsl.interpreter.record import CallLog, records
-from sglang_dsl.interpreter.run import Body, Mark, RunInfo, Task, stop_here, user_line
-from sglang_dsl.ir import Sampling
+from sglang_dsl.interpreter.record import records
+from sglang_dsl.interpreter.run import Body, Mark, RunInfo, Scope, Task, stop_here
 from sglang_dsl.ir.syntax import INSIDE
 from sglang_dsl.settings import global_config
 from sglang_dsl.state.async_state import AsyncProgramState
@@ -46,47 +46,6 @@ VERBOSE = 2
 
 
 # -- scopes --------------------------------------------------------------------------------------------------
-
-
-class Scope(msgspec.Struct, frozen=True, eq=False):
-    """What a program passes on to the programs that it calls. `caller`: the calling run."""
-
-    backend: Backend | None
-    sampling: Sampling
-    timeout: float | None
-    meters: tuple[Meter, ...] = ()
-    record: CallLog | None = None
-    inline: bool = False
-    caller: RunInfo | None = None
-
-    def inside(self, run: RunInfo) -> Scope:
-        """This scope for the function of `run`, which is charged for the programs that it calls."""
-        return msgspec.structs.replace(self, caller=run)
-
-    def run(
-        self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
-    ) -> RunInfo:
-        """A run in this scope. Its seed is no default of its calls: each derives its own. Raises BadProgram
-        for a stream with num_api_spec_tokens."""
-        if stream and speculation is not None and self.backend is not None and self.backend.speculates:
-            raise BadProgram(
-                f"{program} has num_api_spec_tokens, so its values are known only when a whole reply is "
-                "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
-            )
-        return RunInfo(
-            program,
-            self.backend,
-            self.sampling if self.sampling.seed is None else dataclasses.replace(self.sampling, seed=None),
-            self.timeout,
-            stream,
-            self.sampling.seed,
-            self.meters,
-            self.record,
-            index,
-            self.inline,
-            None if stream else speculation,
-            self.caller,
-        )
 
 
 _Weakly = tuple[Scope, Callable[[], "Backend | None"], Callable[[], "RunInfo | None"]]

@@ -26,10 +26,10 @@ from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram, BudgetExceeded, headline
 from sglang_dsl.execution.batch import Job, run_items
 from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
-from sglang_dsl.execution.launch import Scope
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
 from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
+from sglang_dsl.interpreter.run import Scope
 from sglang_dsl.ir import Sampling
 
 OUTCOMES = pyarrow.schema([("index", pyarrow.int64()), ("outcome", pyarrow.binary())])

@@ -29,6 +29,7 @@ from sglang_dsl.errors import (
     Unsupported,
     warn,
 )
+from sglang_dsl.errors.tracebacks import forget_frames
 from sglang_dsl.interpreter.calls import Before, CallContext, about
 from sglang_dsl.interpreter.lower import lower, of_sample, typed_value, was_cut
 from sglang_dsl.interpreter.metering import Meter
@@ -39,7 +40,6 @@ from sglang_dsl.interpreter.run import (
     Prefix,
     RunInfo,
     Variable,
-    forget_frames,
     located,
 )
 from sglang_dsl.interpreter.speculation import Speculation

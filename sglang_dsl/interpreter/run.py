@@ -12,15 +12,12 @@ located     a failure with its place in the program
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import itertools
-import os
 import threading
-import traceback
 import weakref
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -253,7 +250,6 @@ class _Never(Stop):
 
 
 _NEVER = _Never()
-_NO_DEFAULTS = Sampling()
 _STOP: contextvars.ContextVar[Stop] = contextvars.ContextVar("sglang_dsl_stop", default=_NEVER)
 
 
@@ -275,26 +271,17 @@ class RunInfo:
     )  # fmt: skip
 
     def __init__(
-        self,
-        program: str,
-        backend: Backend | None,
-        defaults: Sampling = _NO_DEFAULTS,
-        timeout: float | None = None,
-        stream: bool = False,
-        seed: int | None = None,
-        meters: tuple[Meter, ...] = (),
-        record: CallLog | None = None,
-        index: int | None = None,
-        inline: bool = False,
-        speculation: int | None = None,
-        caller: RunInfo | None = None,
+        self, program: str, scope: Scope, index: int | None, stream: bool, speculation: int | None
     ) -> None:
-        self.program, self.backend, self.defaults, self.timeout = program, backend, defaults, timeout
-        self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
-        self.index, self.inline, self.speculation = index, inline, speculation
-        self.caller = caller
+        self.program, self.index, self.stream, self.speculation = program, index, stream, speculation
+        self.backend, self.timeout, self.meters = scope.backend, scope.timeout, scope.meters
+        self.record, self.inline, self.caller = scope.record, scope.inline, scope.caller
+        # The seed is no default of the calls: each derives its own.
+        self.seed, self.defaults = scope.sampling.seed, scope.sampling
+        if self.seed is not None:
+            self.defaults = replace(self.defaults, seed=None)
         self.ret_value: Any = None
-        self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
+        self.ledger: Ledger = Ledger(None if self.caller is None else self.caller.ledger)
         self.stop = _STOP.get()
         # The exception of its function, if that runs beside the reader: why the rest is not evaluated.
         self.failure: BaseException | None = None
@@ -330,6 +317,33 @@ class RunInfo:
         for member in self.live():
             await member.mark().reached(until)
         return self.ledger.total()
+
+
+class Scope(msgspec.Struct, frozen=True, eq=False):
+    """What a program passes on to the programs that it calls. `caller`: the calling run."""
+
+    backend: Backend | None
+    sampling: Sampling
+    timeout: float | None
+    meters: tuple[Meter, ...] = ()
+    record: CallLog | None = None
+    inline: bool = False
+    caller: RunInfo | None = None
+
+    def inside(self, run: RunInfo) -> Scope:
+        """This scope for the function of `run`, which is charged for the programs that it calls."""
+        return msgspec.structs.replace(self, caller=run)
+
+    def run(
+        self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
+    ) -> RunInfo:
+        """A run in this scope. Raises BadProgram for a stream with num_api_spec_tokens."""
+        if stream and speculation is not None and self.backend is not None and self.backend.speculates:
+            raise BadProgram(
+                f"{program} has num_api_spec_tokens, so its values are known only when a whole reply is "
+                "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
+            )
+        return RunInfo(program, self, index, stream, None if stream else speculation)
 
 
 _NUMBERS = itertools.count()
@@ -456,34 +470,3 @@ def located(cause: BaseException, context: dict[str, Any], timeout: float | None
         error.__cause__ = below
     error.stacks = (*stacks(cause), Stack(type(error).__name__, ()))
     return error
-
-
-def user_line(error: BaseException) -> Source | None:
-    """The user's line that `error` passed: the innermost frame outside this package."""
-    source = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if not frame.f_code.co_filename.startswith(_HERE):
-            source = Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
-    return source
-
-
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_BACKENDS = os.path.join(_HERE, "backends") + os.sep
-
-
-def forget_frames(error: BaseException) -> None:
-    """Clear the language's frames in the tracebacks of an error and its causes, so that keeping the error
-    does not keep the state alive. The outermost frame is running and cannot be cleared: it is removed. Frames
-    of backends and of users stay: they may belong to a coroutine that goes on, which clearing would end."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:  # causes may go round in a circle
-        for frame, _ in traceback.walk_tb(at.__traceback__):
-            file = frame.f_code.co_filename
-            if file.startswith(_HERE) and not file.startswith(_BACKENDS):
-                with contextlib.suppress(RuntimeError):  # it runs
-                    frame.clear()
-        seen.add(id(at))
-        at = at.__cause__
