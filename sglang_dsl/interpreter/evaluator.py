@@ -133,21 +133,8 @@ class Evaluator:
     nothing is evaluated after it. `src`: where the branch was forked."""
 
     __slots__ = (
-        "_caches",
-        "_scopes",
-        "_sent",
-        "_step",
-        "ahead",
-        "begun",
-        "branch",
-        "error",
-        "meters",
-        "output",
-        "prefix",
-        "run",
-        "src",
-        "start",
-        "transcript",
+        "_caches", "_scopes", "_sent", "_step", "ahead", "begun", "branch", "error", "meters", "output",
+        "prefix", "run", "src", "start", "transcript",
     )  # fmt: skip
 
     def __init__(
