@@ -7,6 +7,7 @@ ParamSpec cannot have keywords added to it) only the result is known. mypy_plugi
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import (
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
         def ret_value(self) -> S: ...
         async def __aenter__(self) -> Self: ...
 
-    class StartingState(Coroutine[Any, Any, AsyncState[S]], Generic[S]):
+    class StartingState(Coroutine[Any, Any, AsyncState[S]], Generic[S], metaclass=ABCMeta):
         """The result of its astream(): to be awaited, or for `async with`."""
 
         async def __aenter__(self) -> AsyncState[S]: ...

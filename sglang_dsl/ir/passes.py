@@ -260,6 +260,6 @@ class _Levels:
                     level = max([level, *open_ends])  # whichever fork it joins
                 case _:
                     pass
-            if (name := sets(node)) is not None:
-                self.known[name] = max(level, self.known.get(name, 0))
+            if (variable := sets(node)) is not None:
+                self.known[variable] = max(level, self.known.get(variable, 0))
         return level

@@ -35,11 +35,11 @@ class ExecutorView:
 
     @property
     def text_(self) -> str:
-        return self._state.text()
+        return str(self._state.text())
 
     @property
     def messages_(self) -> list[dict[str, Any]]:
-        return self._state.messages()
+        return list(self._state.messages())
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -59,7 +59,8 @@ class ExecutorView:
     def _find(self, name: str) -> Variable:
         core = self._state.core
         run_here(core.appears(name, blocking))
-        return core.find(name)
+        variable: Variable = core.find(name)
+        return variable
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
         """None if no node sets `name`. Raises TimeoutError after `timeout` seconds."""
@@ -68,7 +69,7 @@ class ExecutorView:
         variable = self._find(name)
         if not variable.wait_for(lambda: variable.done, timeout):
             raise TimeoutError(f"{name!r} was not set within {timeout:g} s")
-        return self._state.get_meta_info(name)
+        return dict(self._state.get_meta_info(name))
 
     def submit(self, expr: object) -> None:
         self._state += expr
