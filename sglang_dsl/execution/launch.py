@@ -193,8 +193,7 @@ def launch(
         raise
     finally:
         SCOPE.reset(before)
-    if global_config.verbosity >= VERBOSE:
-        _print_text(state)
+    _print_text(state)
     return state
 
 
