@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.api import Engine as Engine
 
-_NAMES = {"Engine": "runtime.api"}
+_NAMES = {
+    "Engine": "runtime.api",
+    "BUNDLED": "runtime.config.checkpoints",
+    "MCPToolServer": "runtime.tools",
+    "ServerArgs": "runtime.config.server_args",
+    "values_of": "runtime.grammar.json_schema.examples",
+}
+"""Name -> its module. The language reaches other parts than protocol, formats and viewer by these names
+only."""
 __all__ = ["Engine"]
 
 

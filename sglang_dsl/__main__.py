@@ -37,7 +37,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.console.backend_flag import BackendChoice, add_backend_flags
 from sglang_dsl.errors import BadProgram, SglError
-from sglang_dsl.function import RUN_WORDS, SglFunction
+from sglang_dsl.function import RUN_OPTIONS, SglFunction
 from sglang_dsl.launch_server import serve
 from sglang_dsl.views.run_file import RunWriter, write_run
 
@@ -109,10 +109,10 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def parsed(given: Sequence[str]) -> argparse.Namespace:
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, read; a program's arguments may stand before, between and after the options."""
     top = parser()
-    args, rest = top.parse_known_args(given)
+    args, rest = top.parse_known_args(argv)
     if rest and ("arguments" not in args or any(word.startswith("-") for word in rest)):
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
@@ -120,11 +120,11 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def load(place: str) -> SglFunction:
+def load(target: str) -> SglFunction:
     """The program at FILE:FUNCTION. Raises BadProgram saying what is missing."""
-    file, colon, name = place.rpartition(":")
+    file, colon, name = target.rpartition(":")
     if not colon or not file or not name:
-        raise BadProgram(f"{place!r} is not a program; write FILE:FUNCTION")
+        raise BadProgram(f"{target!r} is not a program; write FILE:FUNCTION")
     path = Path(file)
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
@@ -137,15 +137,15 @@ def load(place: str) -> SglFunction:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise BadProgram(f"{file} cannot be loaded: {_where(error, file)}") from error
-    found = vars(module).get(name)
-    if not isinstance(found, SglFunction):
+        raise BadProgram(f"{file} cannot be loaded: {_location(error, file)}") from error
+    program = vars(module).get(name)
+    if not isinstance(program, SglFunction):
         programs = ", ".join(k for k, v in vars(module).items() if isinstance(v, SglFunction)) or "none"
         raise BadProgram(f"{file} has no program {name!r}; it has: {programs}")
-    return found
+    return program
 
 
-def _where(error: Exception, file: str) -> str:
+def _location(error: Exception, file: str) -> str:
     """What went wrong, and at which line of the user's file."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
@@ -153,40 +153,40 @@ def _where(error: Exception, file: str) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
-def check(program: SglFunction[..., Any], given: dict[str, Any], *, whole: bool = True) -> dict[str, Any]:
+def check(program: SglFunction[..., Any], arguments: dict[str, Any], *, whole: bool = True) -> dict[str, Any]:
     """The arguments, as the program takes them; `whole`: with all that it needs. Raises BadProgram."""
-    own = program.signature.parameters
-    rest = {name: value for name, value in given.items() if name in own or name not in RUN_WORDS}
+    parameters = program.signature.parameters
+    rest = {name: value for name, value in arguments.items() if name in parameters or name not in RUN_OPTIONS}
     try:
         args, kwargs = program.fill((), rest)
         (program.signature.bind if whole else program.signature.bind_partial)(*args, **kwargs)
     except TypeError as error:
         raise BadProgram(f"{program.name}{program.signature}: {error}; write NAME=VALUE") from error
-    return given
+    return arguments
 
 
-def arguments(given: Sequence[str]) -> dict[str, Any]:
+def arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """name=value pairs; a value that is JSON is read as such. Raises BadProgram."""
-    found: dict[str, Any] = {}
-    for pair in given:
+    values: dict[str, Any] = {}
+    for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise BadProgram(f"{pair!r}: write NAME=VALUE")
         try:
-            found[name] = json.loads(value)
+            values[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
-def text(given: str) -> str:
+def text(value: str) -> str:
     """A text, or with @FILE the file's. Raises BadProgram."""
-    if not given.startswith("@"):
-        return given
+    if not value.startswith("@"):
+        return value
     try:
-        return Path(given[1:]).read_text(encoding="utf-8")
+        return Path(value[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadProgram(f"{given[1:]} cannot be read: {error}") from error
+        raise BadProgram(f"{value[1:]} cannot be read: {error}") from error
 
 
 def backend(args: argparse.Namespace) -> Backend:
@@ -194,19 +194,19 @@ def backend(args: argparse.Namespace) -> Backend:
     return BackendChoice(args.backend, args.model).open()
 
 
-def words_of(args: argparse.Namespace) -> dict[str, Any]:
+def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """The defaults of generations that the command line gives."""
-    given = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def run(args: argparse.Namespace) -> int:
     program = load(args.program).options(max_tokens=args.max_tokens, temperature=args.temperature)
-    given = check(program, arguments(args.arguments))
+    values = check(program, arguments(args.arguments))
     chosen = backend(args)
     try:
         with nullcontext() if args.write_run is None else write_run(args.write_run) as written:
-            state = program.options(backend=chosen, stream=args.stream).run(**given)
+            state = program.options(backend=chosen, stream=args.stream).run(**values)
             if args.stream:
                 for piece in state.text_iter():
                     print(piece, end="", flush=True)
@@ -235,8 +235,8 @@ def _write_cache(written: RunWriter, chosen: Backend) -> None:
 
 
 def trace(args: argparse.Namespace) -> int:
-    found = load(args.program)
-    program = found.trace(**check(found, arguments(args.arguments), whole=False))
+    function = load(args.program)
+    program = function.trace(**check(function, arguments(args.arguments), whole=False))
     forms = {"tree": program.tree, "mermaid": program.mermaid, "dot": program.dot}
     print(program.to_json(indent=2) if args.json else forms[args.form]())
     return 0
@@ -245,17 +245,17 @@ def trace(args: argparse.Namespace) -> int:
 def chat(args: argparse.Namespace) -> int:
     from sglang_dsl.console.front import terminal
 
-    form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
+    form: dict[str, Any] = {word: text(value) for word in FORMS if (value := getattr(args, word)) is not None}
     gen(**form)  # what is wrong with it is told before a model is loaded
-    place = BackendChoice(args.backend, args.model)
-    return terminal.run(place, chat=True, defaults=words_of(args), system=args.system, form=form)
+    choice = BackendChoice(args.backend, args.model)
+    return terminal.run(choice, chat=True, defaults=sampling_of(args), system=args.system, form=form)
 
 
 def repl(args: argparse.Namespace) -> int:
     from sglang_dsl.console.front import terminal
 
-    place = BackendChoice(args.backend, args.model)
-    return terminal.run(place, chat=False, defaults=words_of(args), system=args.system)
+    choice = BackendChoice(args.backend, args.model)
+    return terminal.run(choice, chat=False, defaults=sampling_of(args), system=args.system)
 
 
 def view(args: argparse.Namespace) -> int:
@@ -265,9 +265,9 @@ def view(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from sglang_dsl.console import doctor as found
+    from sglang_dsl.console import doctor as checks
 
-    return found.main(quick=args.quick)
+    return checks.main(quick=args.quick)
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -275,18 +275,18 @@ def demo(args: argparse.Namespace) -> int:
 
 
 VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat, "repl": repl, "view": view, "doctor": doctor}
-_OWN = ("-h", "--help", "--version")
+_TOP_LEVEL = ("-h", "--help", "--version")
 """Options of the command itself; others without a verb are the prompt's."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        if given[:1] == ["serve"]:
-            return serve(given[1:])
-        if not given or (given[0].startswith("-") and given[0] not in _OWN):
-            given = ["repl", *given]
-        args = parsed(given)
+        if arguments[:1] == ["serve"]:
+            return serve(arguments[1:])
+        if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
+            arguments = ["repl", *arguments]
+        args = parsed(arguments)
         return VERBS[args.verb](args)
     except (BadProgram, MissingExtra) as error:
         return complain(error, USAGE_ERROR)

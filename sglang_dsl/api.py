@@ -17,13 +17,12 @@ from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl.backends import as_backend
 from sglang_dsl.errors import BadProgram, NoBackend
-from sglang_dsl.errors.source import Discarded
-from sglang_dsl.errors.tracebacks import exposed
+from sglang_dsl.errors.tracebacks import Discarded, exposed
 from sglang_dsl.frontend.generation import gen as gen
 from sglang_dsl.frontend.generation import gen_int as gen_int
 from sglang_dsl.frontend.generation import gen_string as gen_string
 from sglang_dsl.frontend.generation import select as select
-from sglang_dsl.interpreter import lower
+from sglang_dsl.interpreter.parameters import no_nodes
 from sglang_dsl.ir import (
     Gen,
     Media,
@@ -44,7 +43,7 @@ from sglang_dsl.settings import global_config
 
 M = TypeVar("M", RoleBegin, RoleEnd)
 
-# More words that programs written for sglang import from this module.
+# More names that programs written for sglang import from this module.
 _LATE: Registry[Any] = Registry(
     "word",
     {
@@ -78,12 +77,12 @@ def audio(source: object) -> Media:
     return _media("audio", source, {})
 
 
-def _media(kind: Literal["image", "video", "audio"], source: object, words: Mapping[str, Any]) -> Media:
+def _media(kind: Literal["image", "video", "audio"], source: object, attributes: Mapping[str, Any]) -> Media:
     from sglang_dsl.frontend.media import part_of
 
     src = caller()
     added(src, kind)
-    return media_of(part_of(kind, source, words), src)
+    return media_of(part_of(kind, source, attributes), src)
 
 
 @exposed
@@ -131,13 +130,13 @@ def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     if kind is str and not (KEPT and marked(cast(str, expr))):
         return Seq((begin, Text(cast(str, expr), src), end))
     if kind is Gen:
-        # The same node at each pass through the same line (gen), so the same turn.
-        place = (id(begin), id(expr))  # nobody else has them as long as the turn is kept
-        known = _TURNS.get(place)
+        # gen returns the same node at each pass through a line; so does this.
+        key = (id(begin), id(expr))  # unique as long as the turn is kept
+        known = _TURNS.get(key)
         if known is None or known.nodes[0] is not begin or known.nodes[1] is not expr:
             if len(_TURNS) >= _MOST_TURNS:
                 _TURNS.clear()
-            known = _TURNS[place] = Seq((begin, cast(Gen, expr), end))
+            known = _TURNS[key] = Seq((begin, cast(Gen, expr), end))
         return known
     return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
 
@@ -178,7 +177,7 @@ def tool(expr: Node | str | None = None) -> Seq:
 
 
 @exposed
-def tools(given: object) -> Tools:
+def tools(offered: object) -> Tools:
     """Set the tools that the model may call from here on: one tool or a list of them. Replaces the tools
     offered before.
 
@@ -198,15 +197,15 @@ def tools(given: object) -> Tools:
 
     src = caller()
     added(src, "tools")
-    runners = runners_of(given)
-    said = tuple(json.dumps(one.schema, ensure_ascii=False) for one in runners.values())
-    return Tools(said, own=runners, src=src)
+    runners = runners_of(offered)
+    described = tuple(json.dumps(one.schema, ensure_ascii=False) for one in runners.values())
+    return Tools(described, own=runners, src=src)
 
 
 @exposed
 def role(name: str, expr: Node | str | None = None) -> Seq:
     """A turn with any role that the chat template, or the API, supports. Raises BadProgram."""
-    lower.no_nodes("a role's name", name)
+    no_nodes("a role's name", name)
     if name in ("", RAW_ROLE):
         raise BadProgram(f"a role's name must be a string other than {RAW_ROLE!r}; got {name!r}")
     return turn(name, expr)

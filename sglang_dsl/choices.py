@@ -190,9 +190,9 @@ class ChoiceMethod(ChoicesSamplingMethod):
         """Pick one of `choices` by the log-probabilities of their tokens. If means are given, they are used
         as they are. Raises ValueError unless there is one entry for each option and every token has a
         log-probability."""
-        for given in (normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs):
-            if given is not None and len(given) != len(choices):
-                raise ValueError(f"{len(given)} entries for {len(choices)} options; pass one for each")
+        for entries in (normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs):
+            if entries is not None and len(entries) != len(choices):
+                raise ValueError(f"{len(entries)} entries for {len(choices)} options; pass one for each")
         without = unconditional_token_logprobs
         scored = [
             ChoiceScore(
@@ -227,7 +227,7 @@ class OwnMethod(ChoiceMethod):
         choices = [score.text for score in scored]
         without = [_triples(score.unconditional or (), score) for score in scored]
         try:
-            made = self.method(
+            result = self.method(
                 choices=list(choices),
                 normalized_prompt_logprobs=list(figures),
                 input_token_logprobs=[_triples(score.logprobs, score) for score in scored],
@@ -235,35 +235,35 @@ class OwnMethod(ChoiceMethod):
                 unconditional_token_logprobs=without if self.unconditional else None,
             )
         except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            raise BadProgram(f"the choices_method {self.name} failed: {words:.200}") from error
-        taken = getattr(made, "decision", None)
-        if taken not in choices:
+            reason = f"{type(error).__name__}: {error}"
+            raise BadProgram(f"the choices_method {self.name} failed: {reason:.200}") from error
+        choice = getattr(result, "decision", None)
+        if choice not in choices:
             raise BadProgram(
-                f"the choices_method {self.name} returned {taken!r:.80}, which is not one of the options"
+                f"the choices_method {self.name} returned {choice!r:.80}, which is not one of the options"
             )
-        meta = dict(getattr(made, "meta_info", None) or {})
-        return Decision(choices.index(taken), tuple(figures), tuple(softmax(figures, 1.0)), meta)
+        meta = dict(getattr(result, "meta_info", None) or {})
+        return Decision(choices.index(choice), tuple(figures), tuple(softmax(figures, 1.0)), meta)
 
 
-def as_method(given: object) -> ChoiceMethod:
+def as_method(method: object) -> ChoiceMethod:
     """The method that a program named or passed. Raises ValueError for anything else."""
-    if isinstance(given, ChoiceMethod):
-        return given
-    if given is None:
+    if isinstance(method, ChoiceMethod):
+        return method
+    if method is None:
         return token_length_normalized
-    if isinstance(given, str):
-        if given not in METHODS:
-            raise ValueError(f"unknown choices_method {given!r}; known: {', '.join(METHODS)}")
-        return METHODS[given]
-    if isinstance(given, type) or not callable(given):
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"unknown choices_method {method!r}; known: {', '.join(METHODS)}")
+        return METHODS[method]
+    if isinstance(method, type) or not callable(method):
         raise ValueError(
-            f"choices_method takes a method, its name or a callable, got {given!r:.80}; known: "
+            f"choices_method takes a method, its name or a callable, got {method!r:.80}; known: "
             f"{', '.join(METHODS)}"
         )
-    name = getattr(given, "__name__", type(given).__name__)
-    wanted = bool(getattr(given, "requires_unconditional_logprobs", False))
-    return OwnMethod(name, length_normalized, _best_mean, wanted, sampled=False, method=given)
+    name = getattr(method, "__name__", type(method).__name__)
+    unconditional = bool(getattr(method, "requires_unconditional_logprobs", False))
+    return OwnMethod(name, length_normalized, _best_mean, unconditional, sampled=False, method=method)
 
 
 def _check(scored: Sequence[ChoiceScore]) -> None:

@@ -14,23 +14,12 @@ import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from sglang_dsl.errors import BadProgram, near
 from sglang_dsl.errors.tracebacks import exposed, public
-from sglang_dsl.interpreter.options import RUN_WORDS as RUN_WORDS
-from sglang_dsl.interpreter.options import Options as Options
+from sglang_dsl.interpreter.parameters import RUN_OPTIONS as RUN_OPTIONS
+from sglang_dsl.interpreter.parameters import Options as Options
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
@@ -39,7 +28,8 @@ if TYPE_CHECKING:
     from sglang_dsl.compiler.planning import Plan
     from sglang_dsl.compiler.trace import Program
     from sglang_dsl.frontend.static_types import (
-        RunWords,
+        Decorator,
+        RunArguments,
         Signature,
         calls_as_it_runs,
         runs,
@@ -55,14 +45,6 @@ if TYPE_CHECKING:
     P = typing_extensions.ParamSpec("P", default=...)
     Q = ParamSpec("Q")
     R = typing_extensions.TypeVar("R", covariant=True, default=Any)
-
-    class Decorator(Protocol):
-        """@function(temperature=0)"""
-
-        @overload
-        def __call__(self, func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
-        @overload
-        def __call__(self, func: Callable[..., Any], /) -> SglFunction[..., Any]: ...
 else:
     P, R = ParamSpec("P"), TypeVar("R", covariant=True)
     Signature = Generic
@@ -73,9 +55,17 @@ else:
     calls_as_it_runs = runs_async = streams_async = runs_batches = runs_batches_async = runs
 
 
-_BATCH_WORDS = ("num_threads", "progress_bar", "generator_style", "on_error", "ordered", "resume", "engine")
+_BATCH_ARGUMENTS = (
+    "num_threads",
+    "progress_bar",
+    "generator_style",
+    "on_error",
+    "ordered",
+    "resume",
+    "engine",
+)
 _STATES = frozenset({"s", "state"})
-"""Names of first parameters that are surely meant to be the state."""
+"""Names of first parameters that certainly are the state."""
 _MOST_SHAPES = 64
 
 
@@ -114,11 +104,9 @@ class SglFunction(Signature[P, R]):
             raise BadProgram(
                 f"{self.name} needs a first parameter, the state it writes to: def {func.__name__}(s, ...)"
             )
-        first = parameters[0]
-        takes_all = first.kind is inspect.Parameter.VAR_POSITIONAL
-        own = parameters if takes_all else parameters[1 + len(owner) :]
-        self.signature = inspect.Signature(own)
-        self._taken: set[tuple[int, tuple[str, ...]]] = set()
+        takes_all = parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+        self.signature = inspect.Signature(parameters if takes_all else parameters[1 + len(owner) :])
+        self._accepted: set[tuple[int, tuple[str, ...]]] = set()
 
     @property
     def name(self) -> str:
@@ -135,8 +123,8 @@ class SglFunction(Signature[P, R]):
         return self._func(*self._owner, state, *args, **kwargs)
 
     def _copy(self, **changes: Any) -> SglFunction[..., R]:
-        given: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
-        return SglFunction(self._func, **(given | changes))
+        state: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
+        return SglFunction(self._func, **(state | changes))
 
     def __reduce_ex__(self, protocol: Any, /) -> Any:
         """A program of a module is pickled by its name there, as functions are, its copies by that name and
@@ -147,8 +135,8 @@ class SglFunction(Signature[P, R]):
         if isinstance(named, SglFunction) and named._func is self._func and named.__module__ != "__main__":
             if named is self:
                 return self._func.__qualname__
-            words = {"options": self._options, "bound": self._bound, "owner": self._owner}
-            return functools.partial(named._copy, **words), ()
+            changes = {"options": self._options, "bound": self._bound, "owner": self._owner}
+            return functools.partial(named._copy, **changes), ()
         return super().__reduce_ex__(protocol)
 
     @overload
@@ -190,25 +178,27 @@ class SglFunction(Signature[P, R]):
                 raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}{hint}")
         return self._copy(bound=self._bound | arguments)
 
-    def options(self, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]:
+    def options(self, **kwargs: Unpack[RunArguments]) -> SglFunction[P, R]:
         """A copy of this program with other defaults for the keyword arguments of run (backend, timeout,
         temperature, ...). Raises BadProgram."""
-        if unknown := sorted(set(kwargs) - RUN_WORDS):
-            known, hint = ", ".join(sorted(RUN_WORDS)), near(unknown[0], RUN_WORDS)
+        if unknown := sorted(set(kwargs) - RUN_OPTIONS):
+            known, hint = ", ".join(sorted(RUN_OPTIONS)), near(unknown[0], RUN_OPTIONS)
             raise BadProgram(f"unknown option {', '.join(unknown)}{hint}; known: {known}")
-        options = self._options.with_words(cast("dict[str, Any]", kwargs))
+        options = self._options.updated(cast("dict[str, Any]", kwargs))
         return cast("SglFunction[P, R]", self._copy(options=options))
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Keyword arguments of run, and the function's own. A name that is both is the function's."""
-        own = self.signature.parameters
-        words = {k: v for k, v in kwargs.items() if k in RUN_WORDS and k not in own}
-        rest = {k: v for k, v in kwargs.items() if k not in words}
-        return self._with_words(words) if words else self._options, rest
+        parameters = self.signature.parameters
+        changes = {k: v for k, v in kwargs.items() if k in RUN_OPTIONS and k not in parameters}
+        rest = {k: v for k, v in kwargs.items() if k not in changes}
+        return self._updated(changes) if changes else self._options, rest
 
-    def _with_words(self, words: Mapping[str, Any]) -> Options:
+    def _updated(self, changes: Mapping[str, Any]) -> Options:
         """This program's options, with keyword arguments of run over them. Raises BadProgram."""
-        options = self._options.with_words(words)
+        if len(changes) == 1 and changes.get("backend") is not None:
+            return replace(self._options, backend=changes["backend"])
+        options = self._options.updated(changes)
         if self.is_async and not options.use_thread:
             raise BadProgram(f"{self.name} is async: use_thread=False would block its event loop")
         return options
@@ -218,14 +208,14 @@ class SglFunction(Signature[P, R]):
         would."""
         if not self._bound:
             return args, kwargs
-        given = self.signature.bind_partial(*args, **kwargs).arguments
+        passed = self.signature.bind_partial(*args, **kwargs).arguments
         extra = next(
             (p.name for p in self.signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD),
             None,
         )
-        taken = {*given, *(given.get(extra, {}) if extra else {})}
+        names = {*passed, *(passed.get(extra, {}) if extra else {})}
         filled = self.signature.bind_partial(
-            *args, **kwargs, **{k: v for k, v in self._bound.items() if k not in taken}
+            *args, **kwargs, **{k: v for k, v in self._bound.items() if k not in names}
         )
         return filled.args, filled.kwargs
 
@@ -233,22 +223,22 @@ class SglFunction(Signature[P, R]):
         """Raises TypeError if the function does not take these arguments. This depends only on their
         number and names, so each shape is checked once."""
         shape = (len(args), tuple(kwargs))
-        if shape not in self._taken:
+        if shape not in self._accepted:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{self.name}: {error}{self._meant(args, kwargs)}") from None
-            if len(self._taken) < _MOST_SHAPES:
-                self._taken.add(shape)
+            if len(self._accepted) < _MOST_SHAPES:
+                self._accepted.add(shape)
 
     def _meant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """What to do about arguments that the function does not take."""
-        own = self.signature.parameters
+        parameters = self.signature.parameters
         state = list(inspect.signature(self._func).parameters)[len(self._owner)]
-        if state in kwargs or (args and len(args) > len(own) and state not in _STATES):
-            line = f"def {self._func.__name__}({', '.join(['s', state, *own])})"
+        if state in kwargs or (args and len(args) > len(parameters) and state not in _STATES):
+            line = f"def {self._func.__name__}({', '.join(['s', state, *parameters])})"
             return f"; its first parameter is the state, which no caller passes: {line}"
-        return "".join(near(name, [*own, *RUN_WORDS]) for name in kwargs if name not in own)
+        return "".join(near(name, [*parameters, *RUN_OPTIONS]) for name in kwargs if name not in parameters)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -349,13 +339,11 @@ class SglFunction(Signature[P, R]):
         Takes the other keyword arguments of run, too. Returns the finished states, in the order of the
         items. An error says of which item it is, and has the attributes `item_index` and `item`.
         """
-        from sglang_dsl.execution import launch
+        from sglang_dsl.execution import batch
         from sglang_dsl.execution.results import rows_of
 
-        if resume is not None:
-            kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = rows_of(batch_kwargs)
-        options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
+        options = self._batch_options(batch_kwargs, num_threads, on_error, resume, kwargs)
         if engine != "local":
             from sglang_dsl.execution.engines import run_batch_on
 
@@ -370,7 +358,7 @@ class SglFunction(Signature[P, R]):
                 on_error=on_error,
                 ordered=ordered,
             )
-        return launch.run_batch(
+        return batch.run_batch(
             self,
             options,
             batch_kwargs,
@@ -397,14 +385,12 @@ class SglFunction(Signature[P, R]):
         """run_batch() for async code: an async iterator of finished states. Items may come from any
         iterable, including async ones, and are read as there is room for them. `budget` is for the whole
         batch. Leaving the loop early cancels what is still running."""
-        from sglang_dsl.execution import launch
+        from sglang_dsl.execution import batch
         from sglang_dsl.execution.results import rows_of
 
-        if resume is not None:
-            kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = rows_of(batch_kwargs)
-        options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
-        return launch.run_batch_async(
+        options = self._batch_options(batch_kwargs, num_threads, on_error, resume, kwargs)
+        return batch.run_batch_async(
             self,
             options,
             batch_kwargs,
@@ -415,22 +401,29 @@ class SglFunction(Signature[P, R]):
         )
 
     def _batch_options(
-        self, items: object, num_threads: int | str, on_error: str, words: dict[str, Any]
+        self,
+        items: object,
+        num_threads: int | str,
+        on_error: str,
+        resume: str | os.PathLike[str] | None,
+        kwargs: dict[str, Any],
     ) -> Options:
         """Raises BadProgram, TypeError."""
+        if resume is not None:
+            kwargs |= {"cache": "rw", "cache_dir": resume}
         if on_error not in ("raise", "return"):
             raise BadProgram(f'on_error must be "raise" or "return", got {on_error!r}')
         if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
             raise BadProgram(f'num_threads must be "auto" or at least 1, got {num_threads!r}')
-        if unknown := sorted(set(words) - RUN_WORDS):
-            hint = near(unknown[0], [*RUN_WORDS, *_BATCH_WORDS])
+        if unknown := sorted(set(kwargs) - RUN_OPTIONS):
+            hint = near(unknown[0], [*RUN_OPTIONS, *_BATCH_ARGUMENTS])
             raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}{hint}")
         if isinstance(items, str | Mapping):
             raise BadProgram("run_batch takes a list of items, one per run: run_batch([item, ...])")
-        options = self._with_words(words)
+        options = self._updated(kwargs)
         if options.stream:
             raise BadProgram("run_batch does not stream; run the items with stream=True instead")
-        if words.get("budget") is not None:
+        if kwargs.get("budget") is not None:
             options = replace(options, budget=self._options.budget, batch_budget=options.budget)
         return options
 
@@ -476,15 +469,17 @@ class SglFunction(Signature[P, R]):
 
 
 @overload
-def function(func: Callable[Concatenate[Any, P], R], /, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]: ...
+def function(
+    func: Callable[Concatenate[Any, P], R], /, **kwargs: Unpack[RunArguments]
+) -> SglFunction[P, R]: ...
 
 
 @overload
-def function(func: Callable[..., Any], /, **kwargs: Unpack[RunWords]) -> SglFunction: ...
+def function(func: Callable[..., Any], /, **kwargs: Unpack[RunArguments]) -> SglFunction: ...
 
 
 @overload
-def function(**kwargs: Unpack[RunWords]) -> Decorator: ...
+def function(**kwargs: Unpack[RunArguments]) -> Decorator: ...
 
 
 @exposed

@@ -15,7 +15,7 @@ from mypy.types import CallableType, Instance, Parameters, Type, get_proper_type
 
 _PROGRAM = "sglang_dsl.function.SglFunction"
 _METHODS = frozenset({"__call__", "run", "stream", "arun", "astream"})
-_RUNS, _KEYWORDS = "sglang_dsl.frontend.static_types.Runs", "sglang_dsl.frontend.static_types.RunWords"
+_RUNS, _KEYWORDS = "sglang_dsl.frontend.static_types.Runs", "sglang_dsl.frontend.static_types.RunArguments"
 
 
 class RunKeywordsPlugin(Plugin):

@@ -142,9 +142,9 @@ def _attribute(module: ModuleType, name: str) -> Any:
     """The object that MODULES names, or the module of that name below `module`."""
     if target := MODULES[module.__name__].get(name):
         source, _, attribute = target.partition(":")
-        found = getattr(importlib.import_module(source), attribute)
-        setattr(module, name, found)
-        return found
+        value = getattr(importlib.import_module(source), attribute)
+        setattr(module, name, value)
+        return value
     if f"{module.__name__}.{name}" in MODULES:
         return importlib.import_module(f"{module.__name__}.{name}")
     if module.__name__ == _WHOLE:

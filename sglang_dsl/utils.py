@@ -166,14 +166,14 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
     chosen = port if port is not None else free_port(host)
     if not any(flag.partition("=")[0] == "--host" for flag in flags):
         flags += ["--host", host]
-    own, environment = server_command(*flags, "--port", str(chosen))
-    return subprocess.Popen(own, start_new_session=True, env=environment), chosen
+    arguments, environment = server_command(*flags, "--port", str(chosen))
+    return subprocess.Popen(arguments, start_new_session=True, env=environment), chosen
 
 
 def execute_shell_command(command: str) -> Any:
     """The same for a command that names its port; gives the process."""
-    own, environment = server_command(*runtime_flags(flags_of(command)))
-    return subprocess.Popen(own, start_new_session=True, env=environment)
+    arguments, environment = server_command(*runtime_flags(flags_of(command)))
+    return subprocess.Popen(arguments, start_new_session=True, env=environment)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -253,8 +253,8 @@ async def async_stream_and_merge(
 
 
 def _new_in(chunk: Any, text: str) -> str:
-    told = chunk["text"] if isinstance(chunk, Mapping) else chunk.text
-    return str(told[len(text) :]) if str(told).startswith(text) else trim_overlap(text, str(told))
+    received = str(chunk["text"] if isinstance(chunk, Mapping) else chunk.text)
+    return received[len(text) :] if received.startswith(text) else trim_overlap(text, received)
 
 
 # -- programs that measure -----------------------------------------------------------------------------------

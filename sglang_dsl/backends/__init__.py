@@ -1,13 +1,13 @@
-"""Backends by name, and how other objects become one. Loads a backend's module only when it is asked for.
+"""Backends by name, and conversion of other objects to one. Loads a backend's module when it is used.
 
-`common/runtime.py` has RuntimeBackend, the base class of the backends for the bundled runtime: `engine.py` in
-this process, and `endpoint.py` over HTTP. `common/api.py` has ApiBackend, the base class of the backends
+`engine.py` has RuntimeBackend, the base class of the backends for the bundled runtime, and the one in this
+process; `endpoint.py` is the one over HTTP. `common/api.py` has ApiBackend, the base class of the backends
 for other providers' APIs: it refuses what an API cannot do, sends requests and reads replies. `openai.py`,
 `anthropic.py` and `gemini.py` are one wire format each, and `litellm.py` uses that package.
 `common/remote.py` turns constraints into structured output, and `common/transport.py` is the HTTP client of
 all of them. `blocking.py` runs backends that programs write as sglang's (BaseBackend), and
-`common/openai_choices.py` chooses with a completion model that scores nothing. `mock.py` answers as scripted,
-and `faulty.py` is another backend over a bad line, for tests. Why without the providers' packages:
+`common/openai_choices.py` chooses with a completion model that scores nothing. `mock.py` has scripted
+answers, for tests. Why without the providers' packages:
 `tutorials/decisions/007-apis-without-their-packages.md`.
 """
 
@@ -40,7 +40,7 @@ NEED_A_MODEL = frozenset({"openai", "anthropic", "gemini", "vertexai", "litellm"
 
 @runtime_checkable
 class EngineLike(Protocol):
-    """The bundled engine in this process: it takes requests instead of calls."""
+    """The bundled engine, which takes requests instead of calls."""
 
     async def submit(self, request: Any) -> Any: ...
 
@@ -77,7 +77,7 @@ _APIS = {
 
 
 def _instead_of(name: str) -> str:
-    """What to write where a text is passed that names no backend."""
+    """A hint about a text that is no backend's name."""
     host, colon, port = name.partition(":")
     if host and colon and port.split("/")[0].isdigit():
         return f'For a server: backend="http://{name}"'
@@ -95,9 +95,9 @@ def as_backend(value: Any) -> Backend:
     """A backend from what `backend=` takes: a Backend, an Engine, a Runtime, a server's URL, or a name of
     BACKENDS.
 
-    Raises TypeError for anything else, UnknownName for a name nobody registered.
+    Raises TypeError for other values, UnknownName for an unknown name.
     """
-    if isinstance(value, type):  # has the methods of one, and would fail at the first call
+    if isinstance(value, type):  # has the methods of a backend, and would fail at the first call
         raise TypeError(
             f"backend takes an object, got the class {value.__name__}; write {value.__name__}(...)"
         )
@@ -111,7 +111,7 @@ def as_backend(value: Any) -> Backend:
         case object(endpoint=Backend() as endpoint):  # a Runtime
             return endpoint
         case EngineLike():
-            # Loaded by name: programs without an engine never load its module.
+            # By name: programs without an engine never load its module.
             return BACKENDS.load("engine")(value)  # type: ignore[call-arg]
         case _:
             names = ", ".join(BACKENDS)

@@ -33,13 +33,13 @@ class Backend(ABC):
     cancelling the task aborts the work."""
 
     name: str = "backend"
-    # num_api_spec_tokens (interpreter/speculation.py): whether a call is dear enough to ask for more than it
-    # needs, whether a turn of the assistant that has begun can be gone on with, and whether
-    # meta["output_token_logprobs"] tells the tokens of a text where log-probabilities are asked for.
+    # For num_api_spec_tokens (interpreter/speculation.py): whether calls are expensive enough to request more
+    # than is needed, whether the assistant's turn can be continued after its begin, and whether
+    # meta["output_token_logprobs"] has the tokens of a text if log-probabilities are requested.
     speculates: bool = False
     prefills: bool = False
-    tells_tokens: bool = False
-    # Whether a prompt may have tools, and meta["tool_calls"] then tells which of them a reply calls.
+    reports_tokens: bool = False
+    # Whether a prompt may have tools; meta["tool_calls"] then has the calls of a reply.
     calls_tools: bool = False
 
     @property
@@ -94,8 +94,8 @@ class Backend(ABC):
         return False
 
     async def prefix_cache(self) -> dict[str, Any] | None:
-        """What the prefix cache holds: nodes with their tokens, hits and the beginning of their text. None
-        where the backend has none, or does not show it."""
+        """The content of the prefix cache: nodes with their tokens, hits and the beginning of their text.
+        None if the backend has none, or does not show it."""
         return None
 
     async def info(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Backend(ABC):
 
 
 def _waited_for(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    # Here, as it imports asyncio: few programs come this way.
+    # Imported here, as it imports asyncio: few programs need it.
     from sglang_dsl.concurrency.loop import background
 
     return background().run(coroutine, CLOSE_S)

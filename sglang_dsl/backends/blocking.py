@@ -1,5 +1,5 @@
-"""BaseBackend: a backend as sglang's programs write one, with blocking methods that are given a view of what
-was said and a set of sampling parameters. Knows no programs.
+"""BaseBackend: base class for backends written for sglang, with blocking methods that take a view of the
+state and a set of sampling parameters. Knows no programs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _OPTIONS = frozenset({"return_text_in_logprobs"})
 
 @dataclass
 class SglSamplingParams:
-    """What a generation asks for, with nothing left open. `dtype` is None: a dtype is told as its regex."""
+    """The sampling parameters of a generation, without defaults. `dtype` is None: a dtype is sent as its
+    regex."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -63,11 +64,11 @@ class SglSamplingParams:
     regex: str | None = None
 
     def clone(self) -> SglSamplingParams:
-        """A copy that shares nothing."""
+        """A deep copy."""
         return copy.deepcopy(self)
 
     def to_openai_kwargs(self) -> dict[str, Any]:
-        """As words of OpenAI's APIs."""
+        """As parameters of OpenAI's APIs."""
         return self._named(
             "stop",
             "temperature",
@@ -78,17 +79,17 @@ class SglSamplingParams:
         )
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
-        """As words of litellm.completion()."""
+        """As parameters of litellm.completion()."""
         return self.to_openai_kwargs()
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        """As words of Anthropic's API."""
+        """As parameters of Anthropic's API."""
         return self._named(
             "temperature", "top_p", "top_k", stop="stop_sequences", max_new_tokens="max_tokens"
         )
 
     def to_vertexai_kwargs(self) -> dict[str, Any]:
-        """As words of Vertex AI's generation config."""
+        """As parameters of Vertex AI's generation config."""
         return self._named(
             "temperature", "top_p", "top_k", stop="stop_sequences", max_new_tokens="max_output_tokens"
         )
@@ -104,15 +105,15 @@ class SglSamplingParams:
     def _named(self, *same: str, **renamed: str) -> dict[str, Any]:
         names = {name: name for name in same} | renamed
         return {
-            told: list(value) if isinstance(value, tuple) else value
-            for name, told in names.items()
+            target: list(value) if isinstance(value, tuple) else value
+            for name, target in names.items()
             if (value := getattr(self, name)) not in (None, ()) and not (name == "top_k" and value == -1)
         }
 
 
 @dataclass
-class Asked:
-    """What a method of a BaseBackend may read of the state.
+class StateView:
+    """The state, for the methods of a BaseBackend.
 
     text_          the prompt, turns as the backend's chat template writes them
     messages_      the finished turns
@@ -135,11 +136,10 @@ class Asked:
         return self.messages_
 
 
-class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
-    """Subclass it with `generate`, and with `generate_stream` and `select` where the backend has them. Each
-    call runs on a thread of its own, MOST_AT_ONCE at a time; one that is cancelled runs to its end unheard.
-    The package's own backends, which are asynchronous (sglang_dsl.backends.base.Backend), count as
-    instances."""
+class BaseBackend(abc.ABC):  # noqa: B024 - it can be instantiated, as in sglang
+    """Subclass it with `generate`, and with `generate_stream` and `select` if the backend has them. Each call
+    runs on a thread of its own, MOST_AT_ONCE at a time; the result of a cancelled one is dropped. The
+    package's own backends, which are asynchronous (sglang_dsl.backends.base.Backend), count as instances."""
 
     support_concate_and_append = False
     chat_template: ChatTemplate | None = None
@@ -147,34 +147,34 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
     @functools.cached_property
     def endpoint(self) -> Backend:
         """The backend that programs run on."""
-        return _Beside(self)
+        return _OnThreads(self)
 
     def get_model_name(self) -> str:
-        """Which model answers."""
+        """The name of the model."""
         return type(self).__name__
 
     def get_chat_template(self) -> ChatTemplate:
-        """How turns are written in `s.text_`."""
+        """The template of `s.text_`."""
         return self.chat_template or get_chat_template("default")
 
-    def generate(self, s: Asked, sampling_params: SglSamplingParams) -> tuple[Any, dict[str, Any]]:
+    def generate(self, s: StateView, sampling_params: SglSamplingParams) -> tuple[Any, dict[str, Any]]:
         """The text (for n > 1 a list) and its meta."""
         raise NotImplementedError
 
     def generate_stream(
-        self, s: Asked, sampling_params: SglSamplingParams
+        self, s: StateView, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Pieces of the text, each with its meta. Left out: the text comes whole."""
+        """Pieces of the text, each with its meta. Optional."""
         raise NotImplementedError
 
     def select(
-        self, s: Asked, choices: list[str], temperature: float, choices_method: Any = None
+        self, s: StateView, choices: list[str], temperature: float, choices_method: Any = None
     ) -> ChoicesDecision:
         """One of `choices`."""
         raise NotImplementedError
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """Compute a prompt's beginning now. Does nothing unless overridden; so do the others below."""
+        """Compute the beginning of a prompt. Does nothing unless overridden, like the methods below."""
         return
 
     def flush_cache(self) -> bool | None:
@@ -182,18 +182,18 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
         return False
 
     def get_server_info(self) -> dict[str, Any]:
-        """What the backend says of itself."""
+        """What the backend reports about itself."""
         return {}
 
     def shutdown(self) -> None:
-        """The program needs it no more."""
+        """Called when the backend is closed."""
         return
 
 
 BaseBackend.register(Backend)  # type: ignore[type-abstract]
 
 
-class _Beside(Backend):
+class _OnThreads(Backend):
     """A BaseBackend, called on threads."""
 
     def __init__(self, inner: BaseBackend) -> None:
@@ -208,8 +208,8 @@ class _Beside(Backend):
         return f"{self.name}:{self._inner.get_model_name()}"
 
     async def generate(self, call: Call) -> Completion:
-        asked, params = self._asked(call.prompt), self._params(call)
-        text, meta = await self._call(self._inner.generate, asked, params)
+        view, params = self._view(call.prompt), self._params(call)
+        text, meta = await self._call(self._inner.generate, view, params)
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
             raise BackendError(
@@ -222,35 +222,37 @@ class _Beside(Backend):
             done = await self.generate(call)
             yield Delta(done.texts[0], done.meta)
             return
-        asked, params = self._asked(call.prompt), self._params(call)
-        pieces = await self._call(self._inner.generate_stream, asked, params)
+        view, params = self._view(call.prompt), self._params(call)
+        pieces = await self._call(self._inner.generate_stream, view, params)
         meta: dict[str, Any] = {}
         while (piece := await self._call(next, pieces, None)) is not None:
-            text, told = piece
-            meta |= told or {}
+            text, more = piece
+            meta |= more or {}
             if text:
                 yield Delta(text)
         yield Delta("", meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        asked = self._asked(call.prompt)
+        view = self._view(call.prompt)
         name = "unconditional_likelihood_normalized" if call.unconditional else "token_length_normalized"
-        made: Any = await self._call(
-            self._inner.select, asked, list(call.choices), call.temperature, METHODS[name]
+        result: Any = await self._call(
+            self._inner.select, view, list(call.choices), call.temperature, METHODS[name]
         )
-        taken, told = (made.decision, made.meta_info) if isinstance(made, ChoicesDecision) else (made, {})
-        if taken not in call.choices:
+        choice, extra = (
+            (result.decision, result.meta_info) if isinstance(result, ChoicesDecision) else (result, {})
+        )
+        if choice not in call.choices:
             raise BackendError(
-                f"select returned {taken!r:.80}, which is not one of the options", backend=self.name
+                f"select returned {choice!r:.80}, which is not one of the options", backend=self.name
             )
-        index, prior = call.choices.index(taken), (0.0,) if call.unconditional else None
+        index, prior = call.choices.index(choice), (0.0,) if call.unconditional else None
         scores = (
             ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
         )
-        return ChoiceScores(tuple(scores), {**told, "exact": False, "how": "the backend's own select"})
+        return ChoiceScores(tuple(scores), {**extra, "exact": False, "how": "the backend's own select"})
 
     async def commit(self, prompt: Prompt) -> None:
-        await self._call(self._inner.cache_prefix, self._asked(prompt).text_)
+        await self._call(self._inner.cache_prefix, self._view(prompt).text_)
 
     async def aflush_cache(self) -> bool:
         return bool(await self._call(self._inner.flush_cache))
@@ -261,12 +263,12 @@ class _Beside(Backend):
     async def aclose(self) -> None:
         await self._call(self._inner.shutdown)
         self._threads.close(wait=False)
-        self._threads = self._pool()  # without a thread until somebody calls again
+        self._threads = self._pool()  # without a thread until the next call
 
     def _pool(self) -> Threads:
         return Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
 
-    def _asked(self, prompt: Prompt) -> Asked:
+    def _view(self, prompt: Prompt) -> StateView:
         template, text = self._inner.get_chat_template(), prompt.plain_text
         last = prompt.messages[-1] if prompt.messages else None
         done = [
@@ -274,7 +276,7 @@ class _Beside(Backend):
             for message in prompt.messages
             if not message.open and message.role != "raw"
         ]
-        return Asked(
+        return StateView(
             render_prompt(prompt.messages, template) if text is None else text,
             done,
             last.role if last is not None and last.open and last.role != "raw" else None,
@@ -282,12 +284,14 @@ class _Beside(Backend):
         )
 
     def _params(self, call: Call) -> SglSamplingParams:
-        """Raises Unsupported for what has no place in them."""
-        words = {one.name for one in dataclasses.fields(SglSamplingParams)}
-        said = {name: getattr(call.sampling, name) for name in call.sampling.__struct_fields__ if name != "n"}
+        """Raises Unsupported for parameters that they do not have."""
+        fields = {one.name for one in dataclasses.fields(SglSamplingParams)}
+        values = {
+            name: getattr(call.sampling, name) for name in call.sampling.__struct_fields__ if name != "n"
+        }
         unchanged = type(call.sampling)()
         unable = [
-            name for name, value in said.items() if name not in words and value != getattr(unchanged, name)
+            name for name, value in values.items() if name not in fields and value != getattr(unchanged, name)
         ]
         constraint = call.constraint
         if constraint is not None and constraint.kind not in _FORMS:
@@ -296,7 +300,7 @@ class _Beside(Backend):
             raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}", backend=self.name)
         form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
         return SglSamplingParams(
-            **{name: value for name, value in said.items() if name in words},
+            **{name: value for name, value in values.items() if name in fields},
             n=call.n,
             return_logprob=call.return_logprob or None,
             logprob_start_len=call.logprob_start_len if call.logprob_start_len >= 0 else None,
@@ -306,14 +310,14 @@ class _Beside(Backend):
         )
 
     async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
-        """On a thread. Raises what it raises; Unsupported where the subclass has no such method."""
+        """Call a method on a thread. Raises Unsupported if the subclass does not implement it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
             try:
                 outcome: Any = functools.partial(_settle, done, method(*arguments), None)
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
                 outcome = functools.partial(_settle, done, None, error)
             loop.call_soon_threadsafe(outcome)
 

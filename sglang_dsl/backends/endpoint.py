@@ -25,8 +25,8 @@ from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputD
 from runtime.protocol.registry import UnknownName
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.backends.common.native import as_json, check_answer, error_of, output_of
-from sglang_dsl.backends.common.runtime import PER_TOKEN, RuntimeBackend
 from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport, json_body, json_event
+from sglang_dsl.backends.engine import PER_TOKEN, RuntimeBackend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 
@@ -76,7 +76,7 @@ class RuntimeEndpoint(RuntimeBackend):
         super().__init__()
         self.base_url = base_url.rstrip("/")
         self.timeout = timeout
-        self._made_with: dict[str, Any] = {
+        self._arguments: dict[str, Any] = {
             "api_key": api_key,
             "verify": verify,
             "chat_template_name": chat_template_name,
@@ -104,7 +104,7 @@ class RuntimeEndpoint(RuntimeBackend):
     def __reduce__(self) -> Any:
         """For worker processes of a batch: another endpoint of the same server, with connections of its
         own."""
-        return functools.partial(RuntimeEndpoint, lazy=True, **self._made_with), (self.base_url,)
+        return functools.partial(RuntimeEndpoint, lazy=True, **self._arguments), (self.base_url,)
 
     @property
     def identity(self) -> str:
@@ -275,12 +275,12 @@ class RuntimeEndpoint(RuntimeBackend):
 
 
 def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
-    """A request's fields for it: text, and what its images refer to. Raises TemplateError for other media."""
-    found = render(prompt.messages, template)
-    if found.videos or found.audios:
-        render_prompt(prompt.messages, template)  # which refuses them by their place
-    images = [{"url": one.url, "detail": one.detail} for one in found.images]
-    return {"text": found.text, **({"image_data": images} if images else {})}
+    """A request's fields for a prompt: text and images. Raises TemplateError for other media."""
+    rendered = render(prompt.messages, template)
+    if rendered.videos or rendered.audios:
+        render_prompt(prompt.messages, template)  # raises with the place
+    images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
+    return {"text": rendered.text, **({"image_data": images} if images else {})}
 
 
 def _check_reachable(url: str) -> None:
@@ -303,7 +303,7 @@ def _check_reachable(url: str) -> None:
 
 
 def _conversation(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as /tokenize takes conversations: text outside of turns as a turn of its own."""
+    """A prompt for /tokenize: text outside of turns as a turn."""
     messages = [
         {"role": "user" if one.role == "raw" else one.role, "content": one.content}
         for one in prompt.messages

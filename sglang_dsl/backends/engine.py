@@ -1,12 +1,15 @@
-"""EngineBackend: the bundled engine in this process. Loads it by name when a model is requested; knows none
-of its internals.
+"""The bundled runtime as a backend: RuntimeBackend, which makes one GenerateReqInput of a call, and
+EngineBackend, which passes it to an engine in this process; endpoint.py sends it to a server. The engine is
+loaded by name when a model is requested.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -16,9 +19,180 @@ from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputDelta, new_rid
 from runtime.protocol.registry import Registry
 from runtime.protocol.sampling import SamplingParams
-from sglang_dsl.backends.base import Prompt
-from sglang_dsl.backends.common.native import prompt_fields
-from sglang_dsl.backends.common.runtime import RuntimeBackend
+from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
+from sglang_dsl.backends.common.local_tools import held_to_tools, with_calls
+from sglang_dsl.backends.common.native import as_program_error, choices_request, scores_of
+from sglang_dsl.conversation.requests import TokenUsage
+from sglang_dsl.errors import BackendError, Unsupported
+
+OPTIONS = frozenset(
+    {
+        "tools", "template_kwargs", "allow_control_tokens", "priority", "extra_key", "jump_forward", "suffix",
+        "token_healing", "return_text_in_logprobs", "require_reasoning", "max_thinking_tokens",
+    }
+)  # fmt: skip
+"""Options of a call that are fields of a request."""
+PER_TOKEN = (
+    "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
+)  # fmt: skip
+"""Lists in a stream's metadata that have one entry per token."""
+_SUMMED = ("completion_tokens", "jumped_tokens", "decode_steps")
+
+
+class RuntimeBackend(Backend):
+    """Base class of EngineBackend and RuntimeEndpoint, which carry requests (`submit`, `deltas`).
+
+    peer  what errors call the other side
+    """
+
+    calls_tools = True
+    peer: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.token_usage = TokenUsage()
+
+    # -- what a carrier does ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
+        """The answers to a request, one for each sample. Raises ProgramError."""
+
+    @abstractmethod
+    def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
+        """The streamed answer to a request for one sample. Raises ProgramError or RuntimeFault."""
+
+    @abstractmethod
+    async def tool_parser(self) -> str | None:
+        """The name of the format in which the model calls tools; None if it is not known."""
+
+    @contextmanager
+    def faults(self, request_id: str | None = None) -> Iterator[None]:
+        """Raise faults of the runtime as the language's errors."""
+        try:
+            yield
+        except RuntimeFault as fault:
+            raise as_program_error(fault, self.name, request_id) from fault
+
+    def prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
+        """The fields of a request that hold the prompt. Raises Unsupported."""
+        return prompt.fields
+
+    # -- the verbs -------------------------------------------------------------------------------------------
+
+    async def generate(self, call: Call) -> Completion:
+        if call.may_call_tools:
+            if call.n != 1:
+                raise Unsupported(
+                    "a reply that may call tools is one text", backend=self.name, hint="use n=1"
+                )
+            held, parser = held_to_tools(call, await self.tool_parser(), self.name)
+            [output] = await self._answers(self.as_request(held))
+            self.token_usage.count(output.meta)
+            return with_calls(output.text, output.meta, held, parser)
+        outputs = await self._answers(self.as_request(call), call.n)
+        meta = dict(outputs[0].meta) if call.n == 1 else _summed([output.meta for output in outputs])
+        self.token_usage.count(meta)
+        return Completion(tuple(output.text for output in outputs), meta)
+
+    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        if call.n != 1:
+            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        if call.may_call_tools:
+            async for delta in self.whole(call):
+                yield delta
+            return
+        request = self.as_request(call)
+        request.stream = True
+        lists = _PerToken()
+        with self.faults(str(request.rid)):
+            async with aclosing(self.deltas(request)) as deltas:  # type: ignore[type-var]
+                async for output in deltas:
+                    lists.add(output.meta, output.replaced)
+                    if output.finished:
+                        self.token_usage.count(output.meta)
+                        yield Delta(output.text, lists.whole(output.meta), lists.new(output.meta))
+                    elif output.text:
+                        yield Delta(output.text, None, lists.new(output.meta))
+
+    async def score(self, call: ChoiceCall) -> ChoiceScores:
+        request = choices_request(call, self._prompt(call.prompt))
+        [output] = await self._answers(request)
+        error = BackendError(f"the {self.peer} returned a choice without scores", backend=self.name)
+        scores = scores_of(output, call, error)
+        self.token_usage.count(scores.meta)
+        return scores
+
+    async def commit(self, prompt: Prompt) -> None:
+        nothing = SamplingParams(max_new_tokens=0)
+        await self.submit(GenerateReqInput(sampling_params=nothing, **self._prompt(prompt)))
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def as_request(self, call: Call) -> GenerateReqInput:
+        """The request for a call. Raises Unsupported for options that no request has."""
+        if unknown := sorted(call.options.keys() - OPTIONS):
+            raise Unsupported(
+                f"the {self.peer} does not take {', '.join(unknown)}",
+                backend=self.name,
+                hint=f"it takes {', '.join(sorted(OPTIONS))}",
+            )
+        sampling = call.sampling if call.n == 1 else msgspec.structs.replace(call.sampling, n=call.n)
+        fields = self._prompt(call.prompt) | call.options
+        if call.wants_logprobs or call.logprob_start_len >= 0:
+            fields["return_logprob"] = call.return_logprob
+            fields["logprob_start_len"] = call.logprob_start_len
+            fields["top_logprobs_num"] = call.top_logprobs
+        return GenerateReqInput(
+            sampling_params=sampling, constraint=call.constraint, timeout_s=call.timeout, **fields
+        )
+
+    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
+        """The prompt's fields, and an id by which errors name the request."""
+        return {"rid": new_rid(), **self.prompt_fields(prompt)}
+
+    async def _answers(self, request: GenerateReqInput, n: int = 1) -> list[GenerateOutput]:
+        outputs = await self.submit(request)
+        if len(outputs) != n:
+            raise BackendError(f"the {self.peer} sent {len(outputs)} answers for {n}", backend=self.name)
+        return outputs
+
+
+def _summed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One meta for several samples: the first one's, with its counters summed, and all of them as
+    "samples"."""
+    total = {key: sum(int(meta.get(key) or 0) for meta in metas) for key in _SUMMED}
+    return {**metas[0], **total, "samples": [dict(meta) for meta in metas]}
+
+
+class _PerToken:
+    """The lists of a stream that have one entry per token. Each delta has only its own entries."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, list[Any]] = {}
+        self._yielded: dict[str, int] = {}
+
+    def add(self, meta: Mapping[str, Any], replaced: int) -> None:
+        """Add a delta's entries. The first ones replace the last `replaced` entries of earlier deltas."""
+        for name in PER_TOKEN:
+            if isinstance(fresh := meta.get(name), list):
+                entries = self._entries.setdefault(name, [])
+                if replaced:
+                    del entries[-replaced:]
+                entries += fresh
+
+    def new(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """`meta` with the entries since the last call."""
+        fresh = {name: entries[self._yielded.get(name, 0) :] for name, entries in self._entries.items()}
+        self._yielded = {name: len(entries) for name, entries in self._entries.items()}
+        return {**meta, **fresh}
+
+    def whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """`meta` with all entries."""
+        return {**meta, **{name: list(entries) for name, entries in self._entries.items()}}
+
+
+# -- in this process -----------------------------------------------------------------------------------------
+
 
 ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"})
 _OF_PROMPT = ("text", "messages", "tools", "template_kwargs", "allow_control_tokens", "suffix", "extra_key")
@@ -94,7 +268,7 @@ class EngineBackend(RuntimeBackend):
 
     async def count_tokens(self, prompt: Prompt) -> int | None:
         with self.faults():
-            request = GenerateReqInput(**prompt_fields(prompt))
+            request = GenerateReqInput(**prompt.fields)
             return len(await asyncio.to_thread(self._engine.prompt_ids, request))
 
     async def aflush_cache(self) -> bool:

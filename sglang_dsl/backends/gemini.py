@@ -179,7 +179,7 @@ def _safety(settings: Any) -> list[dict[str, Any]]:
 
 
 def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]:
-    """Turns as the API takes them; the results of one turn's calls stand in one turn."""
+    """Turns as the API takes them; the results of one turn's calls are one turn."""
     contents: list[dict[str, Any]] = []
     names: dict[str | None, str] = {}
     before = ""
@@ -208,9 +208,11 @@ def _result(message: Message, name: str, backend: str) -> dict[str, Any]:
         data = json.loads(text)
     except ValueError:
         data = text
-    own = {} if _made_up(message.tool_call_id) else {"id": (message.tool_call_id or "").partition("#")[0]}
+    call_id = (
+        {} if _is_numbered(message.tool_call_id) else {"id": (message.tool_call_id or "").partition("#")[0]}
+    )
     response = data if isinstance(data, dict) else {"result": data}
-    return {"functionResponse": {**own, "name": name, "response": response}}
+    return {"functionResponse": {**call_id, "name": name, "response": response}}
 
 
 def _wire(message: Message, backend: str) -> dict[str, Any]:
@@ -219,8 +221,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
         raise Unsupported(f"{backend} does not support turns of {message.role!r} here", backend=backend)
     parts = _parts(message, backend) if message.content or not message.tool_calls else []
     for call in message.tool_calls:
-        own, _, signature = (call.id or "").partition("#")
-        call_id = {} if _made_up(call.id) else {"id": own}
+        api_id, _, signature = (call.id or "").partition("#")
+        call_id = {} if _is_numbered(call.id) else {"id": api_id}
         part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments(call)}}
         if signature:
             part["thoughtSignature"] = signature
@@ -231,18 +233,18 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
 def _called(candidate: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of a candidate's calls. A call may have no id, and a signature of the model's thoughts,
     which the API expects back: both are kept in the id, "ID#SIGNATURE"."""
-    found: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     for part in (candidate.get("content") or {}).get("parts") or ():
         match part:
             case {"functionCall": {"name": str(name), **more}}:
                 signature = part.get("thoughtSignature")
-                own = more.get("id") or f"{_NUMBERED}{len(found)}"
-                call_id = f"{own}#{signature}" if signature else own
-                found.append({"id": call_id, "name": name, "arguments": json.dumps(more.get("args") or {})})
-    return {"tool_calls": found} if found else {}
+                api_id = more.get("id") or f"{_NUMBERED}{len(calls)}"
+                call_id = f"{api_id}#{signature}" if signature else api_id
+                calls.append({"id": call_id, "name": name, "arguments": json.dumps(more.get("args") or {})})
+    return {"tool_calls": calls} if calls else {}
 
 
-def _made_up(call_id: str | None) -> bool:
+def _is_numbered(call_id: str | None) -> bool:
     """Whether a call's id is not the API's own."""
     return not call_id or call_id.startswith(_NUMBERED)
 

@@ -1,8 +1,7 @@
 """MockBackend: a deterministic backend in this process, for tests of programs. No model, no network.
 
-Replies are scripted, or made up: text that the constraint accepts, or a few words that depend only on the
-prompt. It respects what every backend respects: stop strings, max_tokens, n, usage. What it cannot do raises
-Unsupported.
+Replies are scripted, or invented: text that the constraint accepts, or a few words that depend only on the
+prompt. Stop strings, max_tokens, n and usage work as in every backend. Other parameters raise Unsupported.
 """
 
 from __future__ import annotations
@@ -45,13 +44,15 @@ Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaita
 Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Sequence[float]]
 Split = int | Sequence[int] | Callable[[str], Iterable[str]]
 
-# Found by name, as an engine is: the runtime's own way to a value of a schema, with the packages it needs.
+# By name, like the engine: the runtime's examples of a schema, and the packages that they need.
 _PARTS: Registry[Any] = Registry(
     "part of the mock",
-    {"values of schemas": "runtime.grammar.json_schema.examples:values_of"},
+    {"values of schemas": "runtime:values_of"},
     extras={"values of schemas": "mock"},
 )
-_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp")
+_VOCABULARY = (
+    "amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp",
+)  # fmt: skip
 _OPTIONS = frozenset({"require_reasoning", "return_text_in_logprobs"})
 _WORD = re.compile(r"\s*\S+|\s+$")
 
@@ -138,7 +139,7 @@ class MockBackend(Backend):
                 raise error
             reply = self._reply(call)
             if type(reply) is str and call.n == 1 and call.constraint is None and not call.return_logprob:
-                # One text as it is, as most are.
+                # One unconstrained text, as most are.
                 text, size, finish = self._cut(reply, call)
                 return Completion((text,), self._meta(number, call.prompt, size, finish))
             return await self._complete(call, number, reply)
@@ -179,7 +180,7 @@ class MockBackend(Backend):
             scores = []
             for option in call.choices:
                 logprobs = self._score(call, prompt, option)
-                prior = tuple(self._made_up("", option, len(logprobs))) if call.unconditional else None
+                prior = tuple(self._logprobs_of("", option, len(logprobs))) if call.unconditional else None
                 scores.append(ChoiceScore(logprobs, unconditional=prior))
             used = sum(self._size(option) for option in call.choices)
             return ChoiceScores(tuple(scores), self._meta(number, call.prompt, used, {"type": "stop"}))
@@ -206,7 +207,7 @@ class MockBackend(Backend):
             self.most_in_flight = self.in_flight
 
     def _pause(self) -> Awaitable[None]:
-        """delay_s, or up to an eighth more: answers that fall due close together share one timer."""
+        """Wait for delay_s, or up to an eighth more: answers that are due close together share one timer."""
         if self.delay_s <= 0:
             return asyncio.sleep(0)
         loop = asyncio.get_running_loop()
@@ -242,17 +243,18 @@ class MockBackend(Backend):
         self.calls.append(call)
         return next(self._count)
 
-    async def _complete(self, call: Call, number: int, made: Reply | Awaitable[Reply]) -> Completion:
-        reply: Any = made if isinstance(made, str) or not inspect.isawaitable(made) else await made
-        said = reply.meta if isinstance(reply, Completion) else {}
+    async def _complete(self, call: Call, number: int, reply: Any) -> Completion:
+        if not isinstance(reply, str) and inspect.isawaitable(reply):
+            reply = await reply
+        extra = reply.meta if isinstance(reply, Completion) else {}
         if isinstance(reply, Completion):
             reply = reply.texts
-        given = [reply] * call.n if isinstance(reply, str) else list(reply)
-        if len(given) != call.n:
-            raise BackendError(f"the script has {len(given)} texts for a call that requests {call.n}")
+        replies = [reply] * call.n if isinstance(reply, str) else list(reply)
+        if len(replies) != call.n:
+            raise BackendError(f"the script has {len(replies)} texts for a call that requests {call.n}")
         texts, used, finish = [], 0, {"type": "stop"}
         faults: list[dict[str, Any]] = []
-        for text in given:
+        for text in replies:
             cut, size, finish = self._cut(text, call)
             fault = None
             if call.constraint is not None and finish["type"] != "length":
@@ -264,13 +266,13 @@ class MockBackend(Backend):
         if any(faults[1:]):
             meta["samples"] = [{**meta, **one} for one in faults]
         if call.return_logprob:
-            made_up = self._made_up(_flat(call.prompt), texts[0], self._size(texts[0]))
-            # As an engine tells them, (logprob, id, text); there are no ids here.
-            told = self._tokens(texts[0]) if call.options.get("return_text_in_logprobs") else None
+            logprobs = self._logprobs_of(_flat(call.prompt), texts[0], self._size(texts[0]))
+            # As an engine reports them, (logprob, id, text); there are no ids here.
+            tokens = self._tokens(texts[0]) if call.options.get("return_text_in_logprobs") else None
             meta["output_token_logprobs"] = [
-                [value, None, told[at] if told else None] for at, value in enumerate(made_up)
+                [value, None, tokens[at] if tokens else None] for at, value in enumerate(logprobs)
             ]
-        return Completion(tuple(texts), meta | said)
+        return Completion(tuple(texts), meta | extra)
 
     def _reply(self, call: Call) -> Reply | Awaitable[Reply]:
         if self._script is not None:
@@ -294,10 +296,10 @@ class MockBackend(Backend):
         constraint = call.constraint
         if constraint is None:
             bytes_of = itertools.cycle(digest)
-            words = [_WORDS[next(bytes_of) % len(_WORDS)] for _ in range(2 + digest[0] % 3)]
-            while self._size(" ".join(words)) < call.sampling.min_new_tokens:
-                words.append(_WORDS[next(bytes_of) % len(_WORDS)])
-            return " ".join(words)
+            parts = [_VOCABULARY[next(bytes_of) % len(_VOCABULARY)] for _ in range(2 + digest[0] % 3)]
+            while self._size(" ".join(parts)) < call.sampling.min_new_tokens:
+                parts.append(_VOCABULARY[next(bytes_of) % len(_VOCABULARY)])
+            return " ".join(parts)
         match constraint.kind:
             case "regex":
                 try:
@@ -339,11 +341,11 @@ class MockBackend(Backend):
     def _size(self, text: str) -> int:
         if self.tokens == "bytes":
             return len(text.encode("utf-8", "surrogatepass"))
-        # As many as _WORD finds: what is left behind the last word counts as one more.
+        # As many as _WORD finds: trailing whitespace counts as one more.
         return len(text.split()) + text[-1:].isspace()
 
     def _tokens(self, text: str) -> list[str]:
-        """What counts as its tokens; a byte that is no character by itself as the replacement character."""
+        """Its tokens; a byte that is no character by itself as the replacement character."""
         if self.tokens == "bytes":
             raw = text.encode("utf-8", "surrogatepass")
             return [bytes((byte,)).decode("utf-8", "replace") for byte in raw]
@@ -363,15 +365,14 @@ class MockBackend(Backend):
             yield text[begin:]
 
     def _prompt_size(self, prompt: Prompt) -> int:
-        """Tokens of the prompt as _flat() writes it. Programs send the same turns again and again: their
-        words are counted once."""
+        """Tokens of the prompt as _flat() writes it. The words of a turn are counted once."""
         if self.tokens == "bytes":
             return self._size(_flat(prompt))
         size = 0
         for turn in prompt.messages:
             if turn.role == RAW_ROLE or type(turn.content) is not str:
                 return self._size(_flat(prompt))
-            size += _words(turn.role, turn.content, turn.open)
+            size += _word_count(turn.role, turn.content, turn.open)
         return size
 
     def _meta(self, number: int, prompt: Prompt, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
@@ -397,17 +398,17 @@ class MockBackend(Backend):
     def _score(self, call: ChoiceCall, prompt: str, option: str) -> tuple[float, ...]:
         if callable(self.scores):
             return tuple(self.scores(call, option))
-        found = self.scores.get(option) if self.scores is not None else None
-        match found:
+        score = self.scores.get(option) if self.scores is not None else None
+        match score:
             case None:
-                return tuple(self._made_up(prompt, option, max(1, self._size(option))))
+                return tuple(self._logprobs_of(prompt, option, max(1, self._size(option))))
             case int() | float():
-                return (float(found),)
+                return (float(score),)
             case _:
-                return tuple(found)
+                return tuple(score)
 
     @staticmethod
-    def _made_up(prompt: str, text: str, count: int) -> Iterator[float]:
+    def _logprobs_of(prompt: str, text: str, count: int) -> Iterator[float]:
         """Log-probabilities that depend on prompt and text alone."""
         for index in range(count):
             key = f"{prompt}\0{text}\0{index}".encode("utf-8", "surrogatepass")
@@ -439,8 +440,8 @@ def _beyond(kind: str, why: object) -> Unsupported:
 
 
 @functools.lru_cache(maxsize=4096)
-def _words(role: str, content: str, is_open: bool) -> int:
-    """Words of a turn, and one for a blank behind the last one."""
+def _word_count(role: str, content: str, is_open: bool) -> int:
+    """Words of a turn, and one for trailing whitespace."""
     text = f"{opening(role)}{content}"
     return len(text.split()) + (is_open and text[-1].isspace())
 
@@ -462,8 +463,8 @@ def _flat(prompt: Prompt) -> str:
 
 
 def _held(constraint: Constraint, text: str, cut: str, reasons: bool) -> tuple[str, str | None]:
-    """A reply, whole and up to its stop string, as a backend that reads replies gives it, and why it is not
-    what the constraint wants. reasons: it has reasoning before the answer, which the constraint is about."""
+    """A reply, whole or up to its stop string, whichever fits the constraint, and why neither fits.
+    `reasons`: the constraint applies to the answer after the reasoning."""
     if constraint.kind not in ("regex", "choices", "json_schema"):
         raise Unsupported(f"the mock backend cannot check a {constraint.kind} constraint")
     answers = (cut, text)
@@ -472,9 +473,9 @@ def _held(constraint: Constraint, text: str, cut: str, reasons: bool) -> tuple[s
     fault = None
     for answer in answers:
         try:
-            found = fitted(constraint, answer)
+            value = fitted(constraint, answer)
         except Misfit as error:
             fault = fault or str(error)
         else:
-            return cut if found == answer else found, None
+            return cut if value == answer else value, None
     return cut, fault

@@ -16,13 +16,7 @@ from urllib.parse import quote
 
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
-from sglang_dsl.backends.common.native import (
-    as_json,
-    choices_request,
-    output_of,
-    prompt_fields,
-    scores_of,
-)
+from sglang_dsl.backends.common.native import as_json, choices_request, output_of, scores_of
 from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
 from sglang_dsl.backends.common.openai_stream import OpenAIReply
@@ -101,7 +95,7 @@ class OpenAI(ApiBackend):
     """
 
     name = "openai"
-    tells_tokens = True
+    reports_tokens = True
     constraint_hint = (
         'use json_schema or choices in a chat, or pass extensions=["regex"] or ["ebnf"] if the server '
         "supports it"
@@ -189,7 +183,7 @@ class OpenAI(ApiBackend):
             body |= chat_messages(call.prompt, self.name, prefill=self.prefills, hint=hint)
             body |= chat_fields(call, shaped.form, self._limit_field)
             return ApiRequest(f"/chat/completions{self._query}", body)
-        if call.prompt.tools and call.tool_choice != "none":
+        if call.may_call_tools:
             raise Unsupported(
                 "text completions take no tools",
                 backend=self.name,
@@ -235,15 +229,15 @@ class OpenAI(ApiBackend):
 
     async def _echoed(self, text: str, call: ChoiceCall) -> ChoiceScores:
         """Scores by the log-probabilities of prompt + option, which the server gives back."""
-        asked = [text + choice for choice in call.choices]
-        answers = await self._echo(asked, call.timeout)
+        prompts = [text + choice for choice in call.choices]
+        answers = await self._echo(prompts, call.timeout)
         starts = [_first_after(answer, len(text)) for answer in answers]
         offset = min(answer["text_offset"][at] for answer, at in zip(answers, starts, strict=True))
         scores: list[tuple[float, ...]] = []
-        for answer, whole in zip(answers, asked, strict=True):
+        for answer, whole in zip(answers, prompts, strict=True):
             spans = zip(answer["token_logprobs"], answer["text_offset"], strict=True)
             scores.append(tuple(lp for lp, at in spans if offset <= at < len(whole) and lp is not None))
-        priors: list[tuple[float | None, ...] | None] = [None] * len(asked)
+        priors: list[tuple[float | None, ...] | None] = [None] * len(prompts)
         if call.unconditional:
             bare = await self._echo(list(call.choices), call.timeout)
             priors = [
@@ -297,17 +291,17 @@ class OpenAI(ApiBackend):
         answer = await self._complete(list(prompts), fields, timeout)
         match answer:
             case {"choices": list(choices)} if len(choices) == len(prompts):
-                found = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
+                logprobs = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
             case _:
                 raise BackendError(f"the API's answer is not a completion: {str(answer)[:200]!r}")
         self.token_usage.count(answer.get("usage") or {})
-        if not all(isinstance(one, dict) and one.get("token_logprobs") for one in found):
+        if not all(isinstance(one, dict) and one.get("token_logprobs") for one in logprobs):
             raise Unsupported(f"{self.name} sent no log-probabilities with echo", backend=self.name)
-        return found
+        return logprobs
 
     async def _measured(self, call: ChoiceCall) -> ChoiceScores:
         """By the bundled server's own interface, at the same address."""
-        body = as_json(choices_request(call, prompt_fields(call.prompt)))
+        body = as_json(choices_request(call, call.prompt.fields))
         path = f"{self._transport.base_url.removesuffix('/v1')}/generate"
         output = output_of(await self.send(ApiRequest(path, body), call.timeout), self.name)
         missing = BackendError("the server returned a choice without scores", backend=self.name)

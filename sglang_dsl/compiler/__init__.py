@@ -1,1 +1,1 @@
-"""Following a program without a backend: its tree, its plan, its constraints ahead."""
+"""Following a program without a backend: its tree, its plan, its constraints."""

@@ -1,8 +1,8 @@
 """Following a program without a backend: its tree of nodes for trace(), its constant begin for cache().
 Knows no executor and no scope of a run.
 
-A program is followed once per compilation, in the caller's own context: another thread's programs, and tasks
-of other event loops, run meanwhile as ever.
+A program is followed once per compilation, in the caller's own context: programs of other threads and event
+loops are not affected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Kwargs = dict[str, Any]
 
 
 class Startable(Protocol):
-    """A program, as it is started or followed."""
+    """A program that can be started or followed: SglFunction."""
 
     @property
     def name(self) -> str: ...
@@ -39,25 +39,24 @@ class Startable(Protocol):
     def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
 
-# The programs called by the one that is being followed here; None where none is.
-_CALLED: contextvars.ContextVar[list[Program] | None] = contextvars.ContextVar(
+CALLED: contextvars.ContextVar[list[Program] | None] = contextvars.ContextVar(
     "sglang_dsl_called", default=None
 )
+"""The programs called by the one that is being followed here; None if none is."""
 
 
 def following() -> bool:
-    """Whether the code that calls this is a program that is being followed: programs it calls are, too."""
-    return _CALLED.get() is not None
+    """Whether this is called inside a program that is being followed."""
+    return CALLED.get() is not None
 
 
 def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
-    """Follow a program; arguments not given are placeholders. Raises BadProgram, ProgramError."""
+    """Follow a program, with placeholders for missing arguments. Raises BadProgram, ProgramError."""
     bound, missing = _bound(program, args, kwargs, Placeholder)
     tracer = Tracer(program.name)
-    state = ProgramState(tracer)
     called: list[Program] = []
     try:
-        _write(program, state, bound, called)
+        state = _write(program, tracer, bound, called)
     except (BadProgram, ProgramError):
         raise
     except Exception as error:
@@ -65,46 +64,46 @@ def follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState
             f"{program.name} cannot be traced without a run: {type(error).__name__}: {error}; give it "
             "arguments that it can work with, or do not branch on generated text in it"
         ) from error
-    made = Program(program.name, tracer.body(), missing, tuple(called), program)
-    outer = _CALLED.get()
+    traced = Program(program.name, tracer.body(), missing, tuple(called), program)
+    outer = CALLED.get()
     if outer is not None:
-        outer.append(made)
-    return state, made
+        outer.append(traced)
+    return state, traced
 
 
 def _bound(
-    program: Startable, args: Args, kwargs: Kwargs, made: type[Placeholder]
+    program: Startable, args: Args, kwargs: Kwargs, placeholder: type[Placeholder]
 ) -> tuple[inspect.BoundArguments, tuple[str, ...]]:
-    """The arguments, and the names of those that placeholders stand for."""
+    """The arguments, and the names of those that are placeholders."""
     args, kwargs = program.fill(args, kwargs)
-    given = program.signature.bind_partial(*args, **kwargs)
+    bound = program.signature.bind_partial(*args, **kwargs)
     missing: list[str] = []
     for name, parameter in program.signature.parameters.items():
         ordinary = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if ordinary and name not in given.arguments and parameter.default is parameter.empty:
-            given.arguments[name] = made(name)
+        if ordinary and name not in bound.arguments and parameter.default is parameter.empty:
+            bound.arguments[name] = placeholder(name)
             missing.append(name)
-    return given, tuple(missing)
+    return bound, tuple(missing)
 
 
 def _write(
-    program: Startable, state: ProgramState, given: inspect.BoundArguments, called: list[Program]
-) -> None:
-    before = _CALLED.set(called)
+    program: Startable, tracer: Tracer, bound: inspect.BoundArguments, called: list[Program]
+) -> ProgramState:
+    state = ProgramState(tracer)
+    before = CALLED.set(called)
     try:
         if program.is_async:
-            core = state.core
-            assert isinstance(core, Tracer)
-            async_state = AsyncProgramState(core, state)
-            state.ret_value = _driven(program.write(async_state, given.args, given.kwargs))
+            async_state = AsyncProgramState(tracer, state)
+            tracer.ret_value = _driven(program.write(async_state, bound.args, bound.kwargs))
         else:
-            state.ret_value = program.write(state, given.args, given.kwargs)
+            tracer.ret_value = program.write(state, bound.args, bound.kwargs)
     finally:
-        _CALLED.reset(before)
+        CALLED.reset(before)
+    return state
 
 
 def _driven(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of an async body that is followed without a loop: what it asks of `s` is there at once."""
+    """The result of an async function that is followed without a loop: what it awaits of `s` is ready."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -117,17 +116,18 @@ def _driven(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Enough(BaseException):
-    """The begin is over. No Exception, so that a program's own `except Exception` lets it through."""
+    """The constant begin has ended. No Exception, so that a program's `except Exception` does not catch
+    it."""
 
 
-# Characters of an argument nobody knows: of Unicode's private use, drawn anew by each process, so that any
-# piece of the argument is known again in the text.
+# The text of an unknown argument: characters of Unicode's private use, random in each process, so that any
+# part of the argument is recognized in the text.
 _MARK = "".join(chr(0xE000 + at) for at in random.Random().sample(range(0x1000), 8))
 _ESCAPED = tuple(f"\\u{ord(char):04x}" for char in _MARK)
 
 
 class _Unknown(Placeholder):
-    """An argument that is not known, and what is taken out of it. What would decide by it ends the begin."""
+    """An unknown argument, and its parts. Code that decides by it ends the constant begin."""
 
     __slots__ = ()
 
@@ -154,7 +154,7 @@ class _Unknown(Placeholder):
 
 
 class _Leading(Tracer):
-    """Says what is constant, up to the first argument, generation, choice, fork or value."""
+    """Collects constant text, up to the first argument, generation, choice, fork or value."""
 
     def __init__(self, program: str) -> None:
         super().__init__(program)
@@ -162,7 +162,7 @@ class _Leading(Tracer):
 
     def submit(self, node: Node, src: Source | None = None) -> None:
         if sys.exception() is not self._handled:
-            return  # the begin is over, and what is said now are the ends of what was open
+            return  # the begin has ended; these are the ends of open turns
         for leaf in flatten(node):
             match leaf:
                 case Text(text=text):
@@ -180,22 +180,22 @@ class _Leading(Tracer):
 
 
 def cut(text: str) -> int:
-    """How much of a text stands before the first unknown argument, also where that was quoted."""
+    """Length of the text before the first unknown argument, which may be quoted."""
     ends = [at for mark in (*_MARK, *_ESCAPED) if (at := text.lower().find(mark)) >= 0]
     return min(ends, default=len(text))
 
 
 def leading(program: Startable, args: Args, kwargs: Kwargs) -> Transcript:
-    """What a program says before the first argument that is not given, or its first generation. Its code is
-    followed so far and no further."""
+    """The constant text of a program before its first unknown argument or generation. Its code is followed up
+    to there."""
     bound, _ = _bound(program, args, kwargs, _Unknown)
     core = _Leading(program.name)
     try:
-        _write(program, ProgramState(core), bound, [])
+        _write(program, core, bound, [])
     except _Enough:
         pass
     except (BadProgram, ProgramError):
         raise
-    except Exception:  # noqa: BLE001 - it could do no more with an argument that is not there
+    except Exception:  # noqa: BLE001 - caused by the unknown argument
         pass
     return core.so_far()

@@ -1,21 +1,26 @@
-"""A dry run: what a program would ask its backend for, in calls, tokens and money. The backend is asked for
-nothing but to count tokens.
+"""What a traced program will request: its plan, a dry run that counts calls, tokens and money; and its
+constraints, which are sent to the backend before they are needed. Knows no executor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Price
 from sglang_dsl.compiler.trace import Program
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.conversation.requests import Prompt
 from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.errors import BadProgram, ProgramError
+from sglang_dsl.interpreter.evaluator import with_node
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import (
     Fork,
@@ -32,18 +37,23 @@ from sglang_dsl.ir import (
 )
 from sglang_dsl.views.notebook import Page
 
+log = logging.getLogger(__name__)
+
 CHARACTERS_PER_TOKEN = 4
-PATIENCE_S = 60.0
+COUNTING_S = 60.0
+COMPILING_S = 120.0
+AT_ONCE = 1024
+"""Constraints in one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """One call, or the warm-up of the text that branches go on from.
+    """One call, or the warm-up of the text that branches share.
 
-    prompt_tokens      of its prompt, generated text before it counted as long as it may be
-    cached_tokens      of these, what an earlier call of the same text has computed already
+    prompt_tokens      of its prompt, with earlier generations at their maximum length
+    cached_tokens      of these, those that an earlier call has computed already
     completion_tokens  at most, with all retries
-    wave               its place in Program.waves(); None for a warm-up
+    wave               its position in Program.waves(); None for a warm-up
     """
 
     kind: str
@@ -58,12 +68,12 @@ class PlannedCall:
 
     def __str__(self) -> str:
         branch = ".".join(map(str, self.branch))
-        where = f"  branch {branch}" if branch else ""
+        in_branch = f"  branch {branch}" if branch else ""
         wave = "" if self.wave is None else f"  wave {self.wave}"
         shared = f" ({self.cached_tokens} shared)" if self.cached_tokens else ""
-        made = f", at most {self.completion_tokens} made" if self.completion_tokens else ""
+        generated = f", at most {self.completion_tokens} made" if self.completion_tokens else ""
         name = f" {self.name}" if self.name else ""
-        return f"{self.kind}{name}: {self.prompt_tokens} tokens read{shared}{made}{where}{wave}"
+        return f"{self.kind}{name}: {self.prompt_tokens} tokens read{shared}{generated}{in_branch}{wave}"
 
     def __repr__(self) -> str:
         return f"PlannedCall({self})"
@@ -71,8 +81,8 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would ask for. `counted`: how tokens were counted. `cost`: in the unit of the price list,
-    None without one. A run whose function decides by generated values may ask for something else."""
+    """What a run would request. `counted`: how tokens were counted. `cost`: in the unit of the price list,
+    None without one. A run whose function decides by generated values may request something else."""
 
     program: Program
     steps: tuple[PlannedCall, ...]
@@ -99,7 +109,7 @@ class Plan:
 
     @property
     def waves(self) -> int:
-        """How many calls follow one another at least, if all that can be asked for at once is."""
+        """The least number of consecutive calls, if independent ones are requested together."""
         return 1 + max((step.wave for step in self.steps if step.wave is not None), default=-1)
 
     @property
@@ -119,7 +129,7 @@ class Plan:
         )
 
     def tree(self) -> str:
-        """Its totals, and a line for each call."""
+        """The totals, and a line for each call."""
         lines = [self._head()]
         for step in self.steps:
             pad = "  " * (1 + len(step.branch) + (step.program != self.program.name))
@@ -146,14 +156,14 @@ class Plan:
 
 
 def planned(program: Program, defaults: Sampling, backend: Backend | None, price: Price | None) -> Plan:
-    """The plan of a traced program. Raises BadProgram for words that no call can have, and what a backend
-    raises that is asked to count."""
+    """The plan of a traced program. Raises BadProgram for invalid parameters, and errors of a backend that
+    counts tokens."""
     counting = _Counting(backend)
     order = {id(step.node): at for at, wave in enumerate(program.waves()) for step in wave}
     steps: list[PlannedCall] = []
     for one in _all(program):
         walk = _Walk(one.name, defaults, counting, order)
-        steps += walk.sequence(one.body, (), _Place(Transcript.EMPTY, 0, 0))
+        steps += walk.sequence(one.body, (), _Progress(Transcript.EMPTY, 0, 0))
     return Plan(program, tuple(steps), counting.how, price)
 
 
@@ -172,10 +182,10 @@ class _Counting:
 
     def prompt(self, prompt: Prompt) -> int:
         if self._backend is not None:
-            found = background().run(self._backend.count_tokens(prompt), PATIENCE_S)
-            if found is not None:
+            count = background().run(self._backend.count_tokens(prompt), COUNTING_S)
+            if count is not None:
                 self.how = f"tokens counted by {self._backend.name}'s tokenizer"
-                return found
+                return count
             self._backend = None
         texts = [
             one.content if isinstance(one.content, str) else json.dumps(one.content)
@@ -189,12 +199,12 @@ class _Counting:
 
 
 @dataclass(slots=True)
-class _Place:
-    """How far a branch has come: its text, without what is generated; how many tokens that is at most; how
-    many tokens from the begin an earlier call has computed."""
+class _Progress:
+    """The progress of a branch: its text without generations, the maximum number of generated tokens, and the
+    number of tokens from the begin that an earlier call has computed."""
 
-    said: Transcript
-    made: int
+    transcript: Transcript
+    generated: int
     cached: int
 
 
@@ -204,54 +214,81 @@ class _Walk:
     def __init__(self, program: str, defaults: Sampling, counting: _Counting, order: dict[int, int]) -> None:
         self._program, self._defaults, self._counting, self._order = program, defaults, counting, order
 
-    def sequence(self, body: Seq, branch: tuple[int, ...], at: _Place) -> list[PlannedCall]:
+    def sequence(self, body: Seq, branch: tuple[int, ...], at: _Progress) -> list[PlannedCall]:
         steps: list[PlannedCall] = []
-        made = 0
+        forked = 0
         for node in body.nodes:
             match node:
                 case Gen():
-                    call = lower(node, self._defaults).template
+                    call = lower(node, self._defaults)
                     most = call.sampling.max_new_tokens
                     tries = 1 + (node.retries or 0)
                     steps.append(self._step("gen", node, branch, at, 0, most * call.n * tries))
                     at.cached += most
-                    at.made += most
+                    at.generated += most
                 case Select(choices=choices):
                     longest = max(map(self._counting.text, choices))
                     read = sum(map(self._counting.text, choices))
                     steps.append(self._step("select", node, branch, at, read, 0))
                     at.cached += longest
-                    at.made += longest
+                    at.generated += longest
                 case Fork(branches=branches):
-                    if len(branches) > 1 and at.said.kind != "root":
+                    if len(branches) > 1 and at.transcript.kind != "root":
                         steps.append(self._step("warm-up", node, branch, at, 0, 0))
-                    for number, one in enumerate(branches, made):
-                        place = _Place(at.said, at.made, at.cached)
-                        steps += self.sequence(one, (*branch, number), place)
-                    made += len(branches)
+                    for number, one in enumerate(branches, forked):
+                        progress = _Progress(at.transcript, at.generated, at.cached)
+                        steps += self.sequence(one, (*branch, number), progress)
+                    forked += len(branches)
+                case Text() | Media() | RoleBegin() | RoleEnd():
+                    at.transcript = with_node(at.transcript, node)
                 case _:
-                    at.said = _say(at.said, node)
+                    pass
         return steps
 
     def _step(
-        self, kind: str, node: Gen | Select | Fork, branch: tuple[int, ...], at: _Place, more: int, most: int
+        self,
+        kind: str,
+        node: Gen | Select | Fork,
+        branch: tuple[int, ...],
+        at: _Progress,
+        more: int,
+        most: int,
     ) -> PlannedCall:
-        tokens = self._counting.prompt(at.said.prompt()) + at.made
+        tokens = self._counting.prompt(at.transcript.prompt()) + at.generated
         cached, at.cached = min(at.cached, tokens), tokens
         name = None if isinstance(node, Fork) else node.name
         wave = self._order.get(id(node))
         return PlannedCall(kind, name, self._program, branch, tokens + more, cached, most, wave, node.src)
 
 
-def _say(said: Transcript, node: Node) -> Transcript:
-    match node:
-        case Text(text=text):
-            return said.say(text)
-        case Media(part=part):
-            return said.show(json.loads(part))
-        case RoleBegin(role=role):
-            return said.open(role)
-        case RoleEnd():
-            return said.close()
-        case _:
-            return said
+# -- constraints ---------------------------------------------------------------------------------------------
+
+
+def constraints_of(nodes: Iterable[Node], defaults: Sampling) -> tuple[Constraint, ...]:
+    """The constraints of the generations among `nodes`, each once, in order."""
+    constraints: dict[Constraint, None] = {}
+    for node in nodes:
+        if isinstance(node, Gen):
+            try:
+                constraint = lower(node, defaults).constraint
+            except BadProgram:
+                continue  # raised where it runs
+            if constraint is not None:
+                constraints[constraint] = None
+    return tuple(constraints)
+
+
+def precompile(backend: Backend, constraints: tuple[Constraint, ...]) -> None:
+    """Compile the constraints in the background. Nothing waits for it, and nothing fails by it: an error of a
+    constraint is raised where it is used."""
+    if constraints:
+        background().start(lambda: _precompile(backend, constraints))
+
+
+async def _precompile(backend: Backend, constraints: tuple[Constraint, ...]) -> None:
+    try:
+        async with asyncio.timeout(COMPILING_S):
+            for first in range(0, len(constraints), AT_ONCE):
+                await backend.precompile(constraints[first : first + AT_ONCE])
+    except (ProgramError, TimeoutError) as error:
+        log.debug("%s did not compile ahead: %s", backend.name, error)

@@ -1,7 +1,7 @@
 """Tracing a program: the same `s`, without a backend. The result is a Program, a tree of nodes.
 
-Values that only a run can know are placeholders: text like "{answer}". If the function decides by them, only
-one path is followed. Knows no executor.
+Values of generations are placeholders: text like "{answer}". If the function decides by them, only one path
+is followed. Knows no executor.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Signal, Until
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.conversation.transcript import Made, Transcript
-from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
-from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.joins import taken_over
-from sglang_dsl.interpreter.variables import Mark, Variable, missing
+from sglang_dsl.interpreter.core import Checkpoint, Core, SettledCore
+from sglang_dsl.interpreter.evaluator import with_node
+from sglang_dsl.interpreter.joins import joined_values
 from sglang_dsl.ir import (
     Fork,
     Gen,
@@ -206,13 +205,13 @@ class Program:
 
 
 def page_of(title: str, function: Callable[..., Any], traced: Program | None) -> Page:
-    """A function that is a program, with what it says where it was traced: to be looked at it is not
-    followed, as that runs it."""
+    """The page of a program, with its tree if it was traced: showing it does not follow it, which would run
+    it."""
     from sglang_dsl.views import listing  # for notebooks alone
 
     try:
         source = inspect.getsource(function)
-    except (OSError, TypeError):  # typed where nothing keeps the lines
+    except (OSError, TypeError):  # no source is kept
         source = ""
     doc, body, graph = inspect.getdoc(function) or "", None, None
     if traced is not None:
@@ -229,48 +228,43 @@ def _called(program: Program) -> Iterator[tuple[str, Seq]]:
 
 def _tree(node: Node, depth: int) -> list[str]:
     src: Source | None = getattr(node, "src", None)
-    place = f"  # {os.path.basename(src.file)}:{src.line}" if src is not None else ""
+    line = f"  # {os.path.basename(src.file)}:{src.line}" if src is not None else ""
     pad = "  " * depth
     match node:
         case Fork(branches=branches):
-            lines = [f"{pad}{node.label()}{place}"]
+            lines = [f"{pad}{node.label()}{line}"]
             for index, branch in enumerate(branches):
                 lines.append(f"{pad}  branch {index}")
                 for child in branch.nodes:
                     lines += _tree(child, depth + 2)
             return lines
         case _:
-            return [f"{pad}{node.label()}{place}"]
+            return [f"{pad}{node.label()}{line}"]
 
 
 class _Branching:
-    """Where a fork stands among the nodes, while its branches are still being written."""
+    """A fork among the nodes while its branches are still being traced."""
 
     def __init__(self, branches: list[Tracer], src: Source | None) -> None:
         self.branches, self.src = branches, src
 
 
-class Tracer:
-    """A Core that writes nodes down."""
+class Tracer(SettledCore):
+    """A Core that collects nodes."""
 
     def __init__(self, program: str, *, parent: Tracer | None = None) -> None:
-        self.program = program
+        transcript = parent._transcript if parent else Transcript.EMPTY
+        super().__init__(program, transcript, dict(parent._variables) if parent else {})
         self._nodes: list[Node | _Branching] = []
-        self._variables: dict[str, Variable] = dict(parent._variables) if parent else {}
         self._inherited = dict(self._variables)
         self._role: str | None = parent._role if parent else None
-        self._transcript: Transcript = parent._transcript if parent else Transcript.EMPTY
         self._scopes: dict[str, list[Transcript]] = {}
-
-    @property
-    def body_error(self) -> BaseException | None:
-        return None
 
     def fault(self) -> BaseException | None:
         return None
 
     def body(self) -> Seq:
-        """What was written so far, forks with all their branches."""
+        """The nodes so far, forks with all their branches."""
         nodes = [
             node if isinstance(node, Node) else Fork(tuple(b.body() for b in node.branches), src=node.src)
             for node in self._nodes
@@ -291,19 +285,11 @@ class Tracer:
 
     def _say(self, leaf: Node) -> None:
         match leaf:
-            case Text(text=text):
-                self._transcript = self._transcript.say(text)
-            case Media(part=part):
-                self._transcript = self._transcript.show(json.loads(part))
-            case RoleBegin(role=role):
-                self._transcript = self._transcript.open(role)
-            case RoleEnd():
-                self._transcript = self._transcript.close()
             case Gen(name=name) | Select(name=name):
                 shown = Placeholder(name or "...")
                 self._transcript = self._transcript.say(shown, chosen=name or "", made=Made(leaf))
-            case Tools(tools=said):
-                self._transcript = self._transcript.offer(tuple(map(json.loads, said)))
+            case Text() | Media() | RoleBegin() | RoleEnd() | Tools():
+                self._transcript = with_node(self._transcript, leaf)
             case ScopeBegin(name=name):
                 self._scopes.setdefault(name, []).append(self._transcript)
             case ScopeEnd(name=name):
@@ -311,28 +297,6 @@ class Tracer:
                 self.set(name, self._transcript.text(begun.pop() if begun else Transcript.EMPTY))
             case _:
                 pass
-
-    def known(self, name: str) -> bool:
-        return name in self._variables
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._variables)
-
-    @property
-    def beside(self) -> bool:
-        return False
-
-    async def appears(self, name: str, until: Until) -> None:
-        """It is there, or will never be."""
-
-    def find(self, name: str) -> Variable:
-        if (variable := self._variables.get(name)) is None:
-            raise missing(name, self._variables, self.program)
-        return variable
-
-    def set(self, name: str, value: Any) -> None:
-        self._variables[name] = Variable(name)
-        self._variables[name].settle(value)
 
     def open_role(self) -> str | None:
         return self._role
@@ -344,48 +308,31 @@ class Tracer:
 
     async def join(self, branches: Sequence[Core], mode: str, src: Source | None, until: Until) -> None:
         self._nodes.append(Join(mode, src=src))
-        values = [branch._own() for branch in branches if isinstance(branch, Tracer)]
-        for name, value in taken_over(mode, values, self._variables).items():
+        values = [branch._set_here() for branch in branches if isinstance(branch, Tracer)]
+        for name, value in joined_values(mode, values, self._variables).items():
             self.set(name, value)
 
-    def _own(self) -> dict[str, Any]:
+    def _set_here(self) -> dict[str, Any]:
         held = self._variables.items()
-        return {name: found.value for name, found in held if self._inherited.get(name) is not found}
+        return {name: variable.value for name, variable in held if self._inherited.get(name) is not variable}
 
     async def adopt(self, branch: Core, src: Source | None, until: Until) -> None:
-        """As the first branch may win, its variables are there."""
+        """As if the first branch won: its variables are set."""
         assert isinstance(branch, Tracer)
-        for name, value in branch._own().items():
+        for name, value in branch._set_here().items():
             self.set(name, value)
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(self, self.watch(Signal()), dict(self._variables), self._role)
 
     def rollback(self, checkpoint: Checkpoint) -> None:
-        """The nodes stay in the tree: a run makes their calls, whatever it forgets."""
+        """The nodes stay in the tree: a run makes their calls all the same."""
         self._transcript = checkpoint.mark.transcript
         self._variables, self._role = dict(checkpoint.variables), checkpoint.role
-
-    def watch(self, signal: Signal) -> Mark:
-        mark = Mark(signal)
-        mark.reach(self._transcript, None, 0)
-        return mark
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
-
-    def so_far(self) -> Transcript:
-        return self._transcript
 
     def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
         variables = {name: variable.snapshot() for name, variable in self._variables.items()}
         return Snapshot(self.program, self._transcript, variables=variables)
-
-    async def settled(self, until: Until) -> Transcript:
-        return self._transcript
-
-    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
-        yield self._transcript.text()
 
     async def usage(self, until: Until) -> dict[str, int]:
         return Ledger().total()

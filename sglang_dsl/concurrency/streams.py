@@ -1,9 +1,15 @@
 """Waiting for what another thread or the event loop produces, by threads and coroutines alike.
 
-    Signal      wakes whoever waits for a condition
+    Signal      wakes the threads and coroutines that wait for a condition
     Stream      append-only pieces with an end; every reader has its own cursor
 
-Knows no nodes and no backends.
+Code that waits is written once for callers of both kinds, as a coroutine with an argument `until`:
+
+    await core.settled(awaiting)            gives way to the caller's event loop meanwhile
+    run_here(core.settled(blocking))        blocks the caller's thread, and never gives way
+
+run_here() needs no event loop: a hop to the language's own and back would cost more than most reads. Knows no
+nodes and no backends.
 """
 
 from __future__ import annotations
@@ -13,18 +19,24 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from inspect import isawaitable
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from sglang_dsl.concurrency.loop import LOOK_S, LoopThread, background
 from sglang_dsl.concurrency.threads import Worker
-from sglang_dsl.errors import SglError
+from sglang_dsl.errors import BadProgram, SglError
+
+T = TypeVar("T")
+Until: TypeAlias = "Callable[..., Coroutine[Any, Any, bool]]"
+"""`blocking` or `awaiting`, called with (signal, ready, timeout_s=None): waits until `ready()`, checked again
+when `signal` is notified. Returns whether it came true within `timeout_s` seconds."""
 
 
 def _acquired(lock: threading.Lock, until: float | None) -> bool:
-    """Whether `lock` came free by `until` (None: whenever)."""
+    """Acquire `lock` by `until`, if that is not None; whether it was acquired."""
     slices = threading.current_thread() is threading.main_thread()
     while True:
         left = -1.0 if until is None else max(0.0, until - time.monotonic())
@@ -36,7 +48,7 @@ def _acquired(lock: threading.Lock, until: float | None) -> bool:
 
 
 def _in_turn(loop: LoopThread, thread: int, woken: threading.Lock) -> None:
-    """Wake a pool's thread, in its turn where it is the loop that wakes it."""
+    """Wake a pool's thread, in its turn if the loop wakes it."""
     if loop.here:
         loop.turns.add(thread, woken)
     else:
@@ -49,8 +61,7 @@ class Signal:
     __slots__ = ("_wakers",)
 
     def __init__(self) -> None:
-        # Without a lock, which most signals would never need: adding and taking are atomic, and who has added
-        # himself looks at his condition again, so that of two that meet one sees the other.
+        # No lock: list operations are atomic, and a waiter checks its condition again after adding itself.
         self._wakers: list[Callable[[], object]] = []
 
     def notify(self) -> None:
@@ -65,7 +76,7 @@ class Signal:
             wake()
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Block this thread until `ready()`. Whoever makes it true must notify()."""
+        """Block this thread until `ready()`. The code that makes it true must notify()."""
         self.wait_for(ready, None)
 
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
@@ -74,13 +85,13 @@ class Signal:
         while not ready():
             if background().here:
                 raise SglError("a value was read on the language's own event loop, which would block it")
-            woken = threading.Lock()  # held until a waker lets it go; an Event would be a good deal dearer
+            woken = threading.Lock()  # an Event is slower
             woken.acquire()
             wake = woken.release
             if isinstance(threading.current_thread(), Worker):
                 wake = functools.partial(_in_turn, background(), threading.get_ident(), woken)
             self._wakers.append(wake)
-            # Looked at again after registering: a notify() in between is not lost.
+            # Checked again after registering, so that a notify() in between is not lost.
             if ready():
                 return True
             background().turns.pass_on()
@@ -90,12 +101,12 @@ class Signal:
         return True
 
     def _forget(self, waker: Callable[[], object]) -> None:
-        """Who has left waits no more: a signal that never comes does not collect them."""
+        """Remove a waiter that gave up: a signal that never comes does not collect them."""
         with contextlib.suppress(ValueError):
             self._wakers.remove(waker)
 
     def when(self, ready: Callable[[], bool], then: Callable[[], object]) -> None:
-        """Call `then` once `ready()`, here or where that comes true; soon and briefly done, as a waker is."""
+        """Call `then`, which must be quick, when `ready()`: now, or where that is notified."""
 
         def look() -> None:
             self.when(ready, then)
@@ -105,7 +116,7 @@ class Signal:
             return
         self._wakers.append(look)
         if ready():
-            # Whoever takes it out calls it: notify(), or this.
+            # Called by the one that removes it: notify(), or this.
             try:
                 self._wakers.remove(look)
             except ValueError:
@@ -139,21 +150,20 @@ class Signal:
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Some streamed text, with what the backend said about it, if anything."""
+    """A piece of streamed text, with metadata from the backend, if any."""
 
     text: str
     meta: dict[str, Any] | None = None
 
 
 class Stream(Signal):
-    """Pieces in order, and the signal that tells of new ones. A reader goes on until `end()` says it has had
-    enough."""
+    """Pieces in order, and the signal that there are new ones."""
 
     __slots__ = ("pieces",)
 
     def __init__(self) -> None:
         self._wakers = []
-        # A list from the first piece on; most streams are made long before.
+        # A list from the first piece on.
         self.pieces: Sequence[Piece] = ()
 
     def put(self, text: str, meta: dict[str, Any] | None = None) -> None:
@@ -162,7 +172,7 @@ class Stream(Signal):
             self.notify()
 
     def so_far(self) -> Sequence[Piece]:
-        """The pieces that there are by now."""
+        """The pieces by now."""
         return self.pieces
 
     def _add(self, text: str, meta: dict[str, Any] | None) -> None:
@@ -171,10 +181,8 @@ class Stream(Signal):
         else:
             self.pieces = [Piece(text, meta)]
 
-    async def read(
-        self, end: Callable[[], int | None], until: Callable[..., Coroutine[Any, Any, bool]]
-    ) -> AsyncGenerator[Piece, None]:
-        """All pieces up to index `end()`, which is None while that is not known; waits by `until`."""
+    async def read(self, end: Callable[[], int | None], until: Until) -> AsyncGenerator[Piece, None]:
+        """All pieces up to index `end()`, which is None while it is not known; waits by `until`."""
         cursor = 0
         while True:
             at = cursor
@@ -186,3 +194,45 @@ class Stream(Signal):
                 yield piece
             if stop is not None and cursor >= stop:
                 return
+
+
+async def blocking(signal: Signal, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    """By blocking the thread."""
+    return signal.wait_for(ready, timeout_s)
+
+
+async def awaiting(signal: Signal, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    """By giving way to the caller's event loop."""
+    if timeout_s is not None:
+        return await signal.wait_for_async(ready, timeout_s)
+    await signal.wait_async(ready)
+    return True
+
+
+def run_here(work: Awaitable[T]) -> T:
+    """The result of a coroutine that waits by `blocking`."""
+    running = cast("Coroutine[Any, Any, T]", work)
+    try:
+        running.send(None)
+    except StopIteration as ended:
+        return cast(T, ended.value)
+    running.close()
+    raise BadProgram("an async function was passed to a blocking method; use the async method")
+
+
+def iterate_here(pieces: AsyncGenerator[T, None]) -> Iterator[T]:
+    """The items of an async generator that waits by `blocking`; closed with this one."""
+    try:
+        while True:
+            try:
+                piece = run_here(anext(pieces))
+            except StopAsyncIteration:
+                return
+            yield piece
+    finally:
+        run_here(pieces.aclose())
+
+
+async def value_of(value: Any) -> Any:
+    """The result of a user's function, which may be a coroutine."""
+    return await value if isawaitable(value) else value

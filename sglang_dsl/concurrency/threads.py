@@ -1,5 +1,5 @@
-"""Threads: a bounded pool for ordinary functions. Its threads do not keep the process alive: a program that
-waits for an answer which never comes must not hold up the interpreter's end. Knows no programs.
+"""A bounded pool of threads for ordinary functions. Its threads are daemons: a program that waits for an
+answer forever must not block the end of the interpreter. Knows no programs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import Callable
 
 
 class Worker(threading.Thread):
-    """A thread of a pool. Whatever it waits for, it comes back to the pool."""
+    """A thread of a pool."""
 
 
 class Threads:
-    """At most `most` threads, each begun when there is work and nobody idle to do it.
+    """At most `most` threads, each started when there is work and no idle thread.
 
-    One thread at a time is called to the work, and calls the next when it has taken a piece. While bodies do
-    not block, a few threads do all of it, without waking each other for each piece; when they do block,
-    others come until `most` are there. The one that became idle last is called first. `idle`: called on a
-    thread that is about to wait for work, or to end.
+    One thread at a time is woken, and wakes the next when it has taken a piece of work. As long as functions
+    do not block, a few threads do all of it; when they block, others are started. The thread that became idle
+    last is woken first. `idle`: called on a thread that is about to wait for work, or to end.
     """
 
     def __init__(self, most: int, name: str, idle: Callable[[], None] = lambda: None) -> None:
@@ -29,11 +28,11 @@ class Threads:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle: list[threading.Lock] = []  # of each idle thread the lock that it waits for
-        self._coming = False  # a thread was called and is not there yet
+        self._coming = False  # a thread was woken and has not arrived
         self._closed = False
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Run `work` soon; what it raises is lost."""
+        """Run `work` soon; its exceptions are dropped."""
         with self._lock:
             if self._closed:
                 return
@@ -41,7 +40,7 @@ class Threads:
             self._call_one()
 
     def close(self, *, wait: bool) -> None:
-        """Take no more; what was given and not begun is dropped. `wait`: until the threads have ended."""
+        """Accept no more work, and drop what has not begun. `wait`: until the threads have ended."""
         with self._lock:
             self._closed = True
             self._work.clear()
@@ -53,7 +52,7 @@ class Threads:
             thread.join()
 
     def _call_one(self) -> None:
-        """Call a thread to the work, unless one is coming. The lock is held."""
+        """Wake or start a thread, unless one is on its way. The lock is held."""
         if self._coming or not self._work:
             return
         if self._idle:
@@ -83,7 +82,7 @@ class Threads:
                     self._coming = came = False
                 if self._work:
                     work = self._work.popleft()
-                    self._call_one()  # this one may be long away
+                    self._call_one()  # this one may block
                 elif self._closed:
                     break
                 else:
@@ -93,7 +92,7 @@ class Threads:
                 called.acquire()
                 came = True
                 continue
-            with contextlib.suppress(BaseException):  # whoever gave the work keeps what it raises
+            with contextlib.suppress(BaseException):  # the submitter keeps its exceptions
                 work()
             del work  # it may hold a program
         self._rests()

@@ -39,7 +39,7 @@ _TOKENIZERS: Registry[Any] = Registry(
     {
         "auto": "transformers:AutoTokenizer",
         "config": "transformers:AutoConfig",
-        "bundled": "runtime.config.checkpoints:BUNDLED",
+        "bundled": "runtime:BUNDLED",
     },
     extras=dict.fromkeys(("auto", "config", "bundled"), "runtime"),
 )

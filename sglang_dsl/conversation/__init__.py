@@ -1,1 +1,1 @@
-"""What was said, what a backend is asked and answers, what it cost. Plain data."""
+"""Transcripts, requests to backends with their answers, and usage. Plain data."""

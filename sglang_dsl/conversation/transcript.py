@@ -156,13 +156,13 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def entries(self, since: Transcript | None = None) -> list[Transcript]:
         """The entries after `since` (default: all), oldest first."""
-        found: list[Transcript] = []
+        entries: list[Transcript] = []
         at: Transcript | None = self
         while at is not None and at is not since and at.kind != "root":
-            found.append(at)
+            entries.append(at)
             at = at.prev
-        found.reverse()
-        return found
+        entries.reverse()
+        return entries
 
     def text(self, since: Transcript | None = None) -> str:
         """Plain text of the entries after `since` (default: all)."""
@@ -214,13 +214,13 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def messages(self) -> tuple[Message, ...]:
         """Turns in order, text outside turns as role "raw"; a turn still open is last and marked open."""
-        found: list[Message] = []  # last first
+        turns: list[Message] = []  # the last one first
         at: Transcript | None = self
         if self.role is not None:
             begin, entries = self._open_turn()
             calls = tuple(call for entry in entries for call in entry.calls)
-            said = content_of(entries, thinking=True)
-            found.append(Message(role=self.role, content=said, open=True, tool_calls=calls))
+            content = content_of(entries, thinking=True)
+            turns.append(Message(role=self.role, content=content, open=True, tool_calls=calls))
             at = begin.prev
         raw: list[Transcript] = []
         while at is not None:
@@ -231,16 +231,16 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
                 continue
             if raw:
                 if content := content_of(reversed(raw), thinking=True):
-                    found.append(Message(role=RAW_ROLE, content=content))
+                    turns.append(Message(role=RAW_ROLE, content=content))
                 raw = []
             if kind == "close":
                 assert at.turn is not None
-                found.append(at.turn)
+                turns.append(at.turn)
                 at = at.before
             else:
                 at = at.prev
-        found.reverse()
-        return tuple(found)
+        turns.reverse()
+        return tuple(turns)
 
     def turns(self) -> list[dict[str, Any]]:
         """messages() as {"role", "content"}, without the text outside turns; a turn that calls tools has
@@ -252,14 +252,14 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         text, empty where a turn has just ended, so that nothing is put between."""
         if self.kind == "open":
             # A turn that has just begun, behind whole turns, as most are.
-            found, at = [Message(self.value, "", True)], self.prev
+            turns, at = [Message(self.value, "", True)], self.prev
             while at is not None and (at.turn is not None or at.kind == "tools"):
                 if at.turn is not None:
-                    found.append(at.turn)
+                    turns.append(at.turn)
                 at = at.prev if at.turn is None else at.before
             if at is None or at.kind == "root":
-                found.reverse()
-                return Prompt(tuple(found), self.tools)
+                turns.reverse()
+                return Prompt(tuple(turns), self.tools)
         messages = self.messages()
         last = messages[-1] if messages else None
         if last is None or (last.role != RAW_ROLE and not last.open):
@@ -292,21 +292,20 @@ def content_of(entries: Iterable[Transcript], *, thinking: bool = False) -> Cont
         if entry.part is None:
             text.append(entry.hidden + entry.value if thinking else entry.value)
             continue
-        if said := "".join(text):
-            parts.append({"type": "text", "text": said})
+        if joined := "".join(text):
+            parts.append({"type": "text", "text": joined})
         parts.append(dict(entry.part))
         text = []
-    said = "".join(text)
+    joined = "".join(text)
     if not parts:
-        return said
-    return [*parts, {"type": "text", "text": said}] if said else parts
+        return joined
+    return [*parts, {"type": "text", "text": joined}] if joined else parts
 
 
 Transcript.EMPTY = Transcript()
 CLOSING = "\n"
 
 
-@functools.lru_cache(maxsize=256)
 @functools.lru_cache(maxsize=64)
 def opening(role: str) -> str:
     """How plain text begins a turn."""

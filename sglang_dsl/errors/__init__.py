@@ -28,45 +28,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import reprlib
-import traceback
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from sglang_dsl.errors.source import Source, caller
-
-
-class Stack(NamedTuple):
-    """An exception as text, and the places (file, line, function) that it passed, outermost first."""
-
-    error: str
-    places: tuple[tuple[str, int, str], ...]
-
-
-class SglError(Exception):
-    """Base class of the language's errors."""
-
-    stacks: tuple[Stack, ...] = ()
-    """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
-    item_index: int | None = None
-    """Of an error of a batch or of map(): the position of its item, from 0."""
-    item: Any = None
-    """And the item."""
-
-    def full_traceback(self) -> str:
-        """The error and its causes as text, with all frames, including those of the language."""
-        parts = []
-        *causes, own = self.stacks or stacks(self)
-        shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
-        notes = getattr(self, "__notes__", ())
-        for stack in (*causes, Stack("\n".join([headline(self), *notes]), tuple(dict.fromkeys(shown)))):
-            frames = [
-                traceback.FrameSummary(file, line, name, lookup_line=False)
-                for file, line, name in stack.places
-            ]
-            lines = traceback.StackSummary.from_list(frames).format()
-            parts.append("".join(["Traceback (most recent call last):\n", *lines, stack.error, "\n"]))
-        return "\nwhich led to:\n\n".join(parts)
+from sglang_dsl.errors.tracebacks import SglError as SglError
+from sglang_dsl.errors.tracebacks import Source, caller
+from sglang_dsl.errors.tracebacks import Stack as Stack
+from sglang_dsl.errors.tracebacks import headline as headline
+from sglang_dsl.errors.tracebacks import stacks as stacks
 
 
 class BadProgram(SglError, ValueError):
@@ -102,6 +72,8 @@ class ProgramError(SglError):
     Fields that are not known are None. `__cause__` is the underlying error.
     """
 
+    shows_cause = True
+
     def __init__(
         self,
         message: str,
@@ -131,7 +103,7 @@ class ProgramError(SglError):
         return known | ({"source": str(self.source)} if self.source else {})
 
     def __str__(self) -> str:
-        place = [
+        context = [
             f"program {self.program!r}" if self.program else "",
             f"at {self.source}" if self.source else "",
             f"variable {self.variable!r}" if self.variable else "",
@@ -141,7 +113,7 @@ class ProgramError(SglError):
             f"status {self.status}" if self.status else "",
         ]
         text = self.message
-        if known := ", ".join(part for part in place if part):
+        if known := ", ".join(part for part in context if part):
             text += f" [{known}]"
         return f"{text}. {self.hint}" if self.hint else text
 
@@ -197,8 +169,8 @@ def near(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the known one that is meant, if one is much like it."""
     import difflib  # only for what is wrong
 
-    found = difflib.get_close_matches(name, [*known], 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(name, [*known], 1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 E = TypeVar("E", bound=ProgramError)
@@ -226,10 +198,10 @@ def copied(error: E) -> E:
     return fresh
 
 
-def of_item(error: BaseException, index: int, item: object, where: str) -> None:
+def of_item(error: BaseException, index: int, item: object, container: str) -> None:
     """Say in `error` of which item of a batch (or of map) it is: as a note, which tracebacks show, and in the
     attributes `item_index` and `item`. Its class and its message stay."""
-    note = f"item {index} of {where}: {_shown(item)}"
+    note = f"item {index} of {container}: {_shown(item)}"
     if note in getattr(error, "__notes__", ()):
         return
     with contextlib.suppress(Exception):  # a class of the user's may take no attributes
@@ -261,30 +233,5 @@ def warn(message: str, src: Source | None = None) -> None:
     """A UserWarning at a line of the user's, by default the one that is running; by Python's default filter
     each line shows it once."""
     src = src or caller()
-    place = ("<unknown>", 1) if src is None else (src.file, src.line)
-    warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)
-
-
-def stacks(error: BaseException) -> tuple[Stack, ...]:
-    """An exception and its causes, the first cause first. Holds no frames."""
-    found: list[Stack] = []
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:  # causes may go round in a circle
-        seen.add(id(at))
-        found.append(Stack(headline(at), _places(at)))
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-    return tuple(reversed(found))
-
-
-def _places(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    walked = traceback.walk_tb(error.__traceback__)
-    return tuple((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
-
-
-def headline(error: BaseException) -> str:
-    """The exception's type and, if available, its message."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its own __str__ fails
-        return type(error).__name__
+    line = ("<unknown>", 1) if src is None else (src.file, src.line)
+    warnings.warn_explicit(message, UserWarning, *line, registry=_SHOWN)

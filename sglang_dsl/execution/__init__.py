@@ -1,1 +1,1 @@
-"""Starting programs: one, beside its caller, or many."""
+"""Starting programs: one, in the background or not, or many."""

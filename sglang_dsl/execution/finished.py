@@ -1,23 +1,22 @@
-"""Finished programs that ran in another process: packed there, read here as any other state.
+"""Finished programs that ran in another process: packed there, read here like any other state.
 
-A transcript is a linked list, which pickle would follow as deep as it is long; packed, it is a tuple of its
-entries, and what points into it (where branches began, where they were joined) is a number of entries.
+A transcript is a linked list, which pickle would follow recursively; packed, it is a tuple of its entries,
+and references into it (the begins and joins of branches) are numbers of entries.
 """
 
 from __future__ import annotations
 
 import copyreg
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Until
+from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Made, Transcript
-from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import (
     InvalidValue,
     ProgramError,
@@ -26,16 +25,16 @@ from sglang_dsl.errors import (
     headline,
     stacks,
 )
-from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.variables import Mark, Variable, missing
+from sglang_dsl.interpreter.core import Checkpoint, Core, SettledCore
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen, Node, Select, Source
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
 
 
 class PackedFork(msgspec.Struct, frozen=True):
-    """A ForkSnapshot. `at`: the number of entries before it, of the parent's; these entries themselves where
-    the parent has rolled back since."""
+    """A ForkSnapshot. `at`: the number of the parent's entries before it; these entries themselves if the
+    parent was rolled back since."""
 
     branches: tuple[PackedState, ...]
     joined: bool
@@ -43,7 +42,8 @@ class PackedFork(msgspec.Struct, frozen=True):
 
 
 class PackedState(msgspec.Struct, frozen=True):
-    """A Snapshot. `entries`: the transcript's, each by itself; `since`: how many of them are the parent's."""
+    """A Snapshot. `entries`: of the transcript, each without the others; `since`: the number of the
+    parent's."""
 
     program: str
     entries: tuple[Transcript, ...]
@@ -57,8 +57,7 @@ class PackedState(msgspec.Struct, frozen=True):
 
 
 class PackedRun(msgspec.Struct, frozen=True):
-    """A program that has ended: all that its state tells. `raws`: the text of the variables that were
-    generated."""
+    """A program that has ended. `raws`: the text of the generated variables."""
 
     state: PackedState
     raws: dict[str, str | list[str]]
@@ -66,22 +65,20 @@ class PackedRun(msgspec.Struct, frozen=True):
 
 
 def pack(state: ProgramState) -> PackedRun:
-    """`state`, which has ended, to be sent to another process."""
+    """A state that has ended, as data for another process."""
     seen = state.core.snapshot(None)
-    found = {name: state.core.find(name).raw for name in seen.variables}
-    raws = {name: raw for name, raw in found.items() if raw is not None}
+    texts = {name: state.core.find(name).raw for name in seen.variables}
+    raws = {name: raw for name, raw in texts.items() if raw is not None}
     return PackedRun(_packed(seen), raws, state.ret_value)
 
 
 def unpack(run: PackedRun, index: int | None) -> ProgramState:
-    """The state of the program that was packed: to be read, not to be added to."""
-    state = ProgramState(Finished(_unpacked(run.state), run.raws))
-    state.ret_value, state.index = run.ret_value, index
-    return state
+    """The state of a packed program, which can only be read."""
+    return ProgramState(Finished(_unpacked(run.state), run.raws, run.ret_value, index))
 
 
 def _pickled(state: ProgramState) -> tuple[Any, ...]:
-    """A state is pickled as its run is when it has ended. Waits for that."""
+    """A state is pickled when it has ended. Waits for that."""
     return unpack, (pack(state), state.index)
 
 
@@ -89,7 +86,7 @@ copyreg.pickle(ProgramState, _pickled)
 
 
 def sendable(error: BaseException) -> BaseException:
-    """`error` without its frames, which no pickle holds; `full_traceback()` tells them all the same."""
+    """`error` without its frames, which cannot be pickled; full_traceback() still shows them."""
     if isinstance(error, ProgramError):
         sent = again(error)
         assert isinstance(sent, ProgramError)
@@ -100,14 +97,14 @@ def sendable(error: BaseException) -> BaseException:
 
 
 def instead_of(error: BaseException, program: str) -> ProgramError:
-    """What is sent in place of an error that cannot be: its class may keep things of its process."""
-    made = ProgramError(headline(error), program=program)
-    made.stacks = stacks(error)
-    return made
+    """The substitute of an error that cannot be pickled."""
+    substitute = ProgramError(headline(error), program=program)
+    substitute.stacks = stacks(error)
+    return substitute
 
 
 def _packed(seen: Snapshot) -> PackedState:
-    said = seen.transcript.entries()
+    entries = seen.transcript.entries()
     variables = tuple(
         one if one.error is None else msgspec.structs.replace(one, error=sendable(one.error))
         for one in seen.variables.values()
@@ -116,7 +113,7 @@ def _packed(seen: Snapshot) -> PackedState:
         PackedFork(
             tuple(map(_packed, fork.branches)),
             fork.joined,
-            None if fork.at is None else _place(fork.at, said),
+            None if fork.at is None else _position(fork.at, entries),
         )
         for fork in seen.forks
     )
@@ -124,7 +121,7 @@ def _packed(seen: Snapshot) -> PackedState:
     since = len(seen.since.entries())
     return PackedState(
         seen.program,
-        _alone(said),
+        _alone(entries),
         since,
         error,
         variables,
@@ -143,7 +140,7 @@ def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
 
 
 def _plain(made: Made | None) -> Made | None:
-    """Without what a program brought: types and methods of its own."""
+    """Without the program's own types and methods."""
     match made:
         case Made(node=Gen() as node):
             return Made(dataclasses.replace(node, typed=None), made.meta)
@@ -153,29 +150,29 @@ def _plain(made: Made | None) -> Made | None:
             return made
 
 
-def _place(at: Transcript, said: Sequence[Transcript]) -> int | tuple[Transcript, ...]:
+def _position(at: Transcript, entries: Sequence[Transcript]) -> int | tuple[Transcript, ...]:
     before = at.entries()
-    there = not before or (len(before) <= len(said) and said[len(before) - 1] is at)
+    there = not before or (len(before) <= len(entries) and entries[len(before) - 1] is at)
     return len(before) if there else _alone(before)
 
 
 def _unpacked(packed: PackedState) -> Snapshot:
-    said = Transcript.EMPTY.extended(packed.entries)
-    places = [Transcript.EMPTY, *said.entries()]
+    transcript = Transcript.EMPTY.extended(packed.entries)
+    prefixes = [Transcript.EMPTY, *transcript.entries()]
 
-    def place(at: int | tuple[Transcript, ...] | None) -> Transcript | None:
+    def prefix(at: int | tuple[Transcript, ...] | None) -> Transcript | None:
         match at:
             case None:
                 return None
             case int():
-                return places[at]
+                return prefixes[at]
             case _:
                 return Transcript.EMPTY.extended(at)
 
     return Snapshot(
         packed.program,
-        said,
-        places[packed.since],
+        transcript,
+        prefixes[packed.since],
         False,
         packed.error,
         {one.name: one for one in packed.variables},
@@ -183,7 +180,7 @@ def _unpacked(packed: PackedState) -> Snapshot:
             ForkSnapshot(
                 tuple(map(_unpacked, fork.branches)),
                 fork.joined,
-                place(fork.at),
+                prefix(fork.at),
             )
             for fork in packed.forks
         ),
@@ -193,12 +190,14 @@ def _unpacked(packed: PackedState) -> Snapshot:
     )
 
 
-class Finished(Core):
-    """What the state of a program stands on that has ended elsewhere."""
+class Finished(SettledCore):
+    """The core of a program that has ended in another process."""
 
-    def __init__(self, seen: Snapshot, raws: Mapping[str, str | list[str]]) -> None:
-        self._seen = seen
-        self._variables: dict[str, Variable] = {}
+    def __init__(
+        self, seen: Snapshot, raws: Mapping[str, str | list[str]], ret_value: Any, index: int | None
+    ) -> None:
+        super().__init__(seen.program, seen.transcript, {}, index)
+        self._seen, self.ret_value = seen, ret_value
         for name, one in seen.variables.items():
             variable = self._variables[name] = Variable(name)
             variable.raw = raws.get(name)
@@ -207,44 +206,13 @@ class Finished(Core):
             else:
                 variable.fail(one.error)
 
-    @property
-    def program(self) -> str:
-        return self._seen.program
-
-    @property
-    def body_error(self) -> BaseException | None:
-        return None
-
-    @property
-    def beside(self) -> bool:
-        return False
-
     def fault(self) -> BaseException | None:
         errors = (one.error for one in self._variables.values())
-        found = next((error for error in errors if isinstance(error, InvalidValue)), None)
-        return None if found is None else again(found)
-
-    def known(self, name: str) -> bool:
-        return name in self._variables
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._variables)
-
-    async def appears(self, name: str, until: Until) -> None:
-        """It is there, or will never be."""
-
-    def find(self, name: str) -> Variable:
-        if (variable := self._variables.get(name)) is None:
-            raise missing(name, self._variables, self.program)
-        return variable
-
-    def set(self, name: str, value: Any) -> None:
-        variable = Variable(name)
-        variable.settle(value)
-        self._variables[name] = variable
+        first = next((error for error in errors if isinstance(error, InvalidValue)), None)
+        return None if first is None else again(first)
 
     def open_role(self) -> str | None:
-        return self._seen.transcript.role
+        return self._transcript.role
 
     def submit(self, node: Node, src: Source | None = None) -> None:
         self._refuse()
@@ -267,26 +235,9 @@ class Finished(Core):
     def _refuse(self) -> NoReturn:
         raise StateClosed(f"{self.program!r} ran in another process; it can only be read")
 
-    def watch(self, signal: Signal) -> Mark:
-        mark = Mark(signal)
-        mark.reach(self._seen.transcript, None, 0)
-        return mark
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
-
-    def so_far(self) -> Transcript:
-        return self._seen.transcript
-
     def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
         variables = {name: variable.snapshot() for name, variable in self._variables.items()}
         return msgspec.structs.replace(self._seen, variables=variables)
-
-    async def settled(self, until: Until) -> Transcript:
-        return self._seen.transcript
-
-    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
-        yield self._seen.transcript.text()
 
     async def usage(self, until: Until) -> dict[str, int]:
         return self._seen.usage

@@ -1,9 +1,9 @@
 """run_batch over Ray Data: the programs of a batch run in worker processes, on one machine or many.
 
-Items go to an actor pool in small blocks and come back as they end. Ray starts a worker that dies again and
-gives it its blocks once more; a block that kills it again and again is tried item by item, so that only the
-item which does it is lost. With a record (`resume`) one actor beside the sender writes down every call: what
-was answered is asked no second time, by no worker and by no later run.
+Items go to an actor pool in small blocks and come back as they end. Ray restarts a worker that dies and sends
+it its blocks again; a block that ends it repeatedly is tried item by item, so that only the item responsible
+is lost. With a record (`resume`) one actor on the sender's machine records every call, so that no answered
+call is repeated, by any worker or later run.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BadProgram, ProgramError, headline, of_item
 from sglang_dsl.errors.tracebacks import trim
-from sglang_dsl.execution.batch import bar_of
+from sglang_dsl.execution.batch import bar_of, batch_of
+from sglang_dsl.execution.engines import RayData
 from sglang_dsl.execution.finished import PackedRun, unpack
-from sglang_dsl.execution.launch import batch_of
-from sglang_dsl.execution.ray_data import RayData
 from sglang_dsl.execution.ray_worker import Keeper, Work, Worker
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.settings import global_config
 
 CALLS_PER_WORKER = 2
-"""Blocks a worker has in hand at once, so that it is not idle behind the last slow item of one."""
+"""Blocks per worker at once, so that it is not idle behind the last slow item of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a batch is spread: worker processes, blocks that each has in hand, items of a block, and how many
-    of those are under way at once."""
+    """How a batch is distributed: worker processes, blocks per worker, items per block, and items of a block
+    that run at once."""
 
     workers: int
     calls: int
@@ -51,7 +50,7 @@ class Shape:
 def run_batch(
     how: RayData,
     program: Startable,
-    wanted: Options,
+    options: Options,
     items: Iterable[Any],
     *,
     limit: int | None,
@@ -59,20 +58,20 @@ def run_batch(
     on_error: str,
     ordered: bool,
 ) -> Iterator[Any]:
-    """RayData.run_batch, where Ray is connected."""
+    """RayData.run_batch, when Ray is connected."""
     refuse_what_never_fits(ray, {"CPU": how.cpus, "GPU": how.gpus}, "RayData")
     waiting, refused = _packed(items, program.name)
-    backend = global_config.default_backend if wanted.backend is None else wanted.backend
-    mode = None if wanted.cache == "off" else cast(Mode, wanted.cache)
-    if mode is not None and wanted.cache_dir is not None:
-        Record(wanted.cache_dir, mode).close()  # a folder that cannot be used is told here
+    backend = global_config.default_backend if options.backend is None else options.backend
+    mode = None if options.cache == "off" else cast(Mode, options.cache)
+    if mode is not None and options.cache_dir is not None:
+        Record(options.cache_dir, mode).close()  # raises for an unusable folder
     shape = _shape(how, limit, len(waiting))
-    bare = replace(cast(Any, wanted), backend=None, cache="off", cache_dir=None, batch_budget=None)
-    settings, budget = (global_config.sampling, global_config.timeout_s), wanted.batch_budget
+    bare = replace(cast(Any, options), backend=None, cache="off", cache_dir=None, batch_budget=None)
+    settings, budget = (global_config.sampling, global_config.timeout_s), options.batch_budget
     work = _sendable(
         Work(program, bare, backend, *settings, shape.limit, mode, budget), program.name, backend
     )
-    keeper = _keeper(wanted.cache_dir, mode, how.attempts, budget)
+    keeper = _keeper(options.cache_dir, mode, how.attempts, budget)
     outcomes = _outcomes(how, work, keeper, waiting, refused, shape, program.name)
     results = _in_order(outcomes) if ordered else outcomes
     return _settled(results, on_error, bar_of(len(waiting) + len(refused)) if progress else None)
@@ -99,31 +98,32 @@ def _outcomes(
     shape: Shape,
     program: str,
 ) -> Iterator[tuple[int, Any]]:
-    """Every item's place and outcome, once, as they end."""
+    """Position and outcome of every item, once, as they end."""
     try:
         yield from refused.items()
         alone = Shape(shape.workers, 1, 1, 1)
-        for size in (shape, alone):  # one by one: what is left killed its worker, or stood beside what did
+        for size in (shape, alone):  # the rest one by one: one of its items ended the worker
             if not waiting:
                 return
             for index, outcome in _pass(how, work, keeper, waiting, size):
                 if (item := waiting.pop(index, None)) is not None:  # else a block that was run twice
                     yield index, _read(outcome, index, item, program)
-        said, hint = "the worker process ended each time that it ran item", "it was killed, or out of memory"
+        message = "the worker process ended each time that it ran item"
+        hint = "it was killed, or out of memory"
         for index in sorted(waiting):
-            lost = ProgramError(f"{said} {index}", program=program, hint=hint)
+            lost = ProgramError(f"{message} {index}", program=program, hint=hint)
             yield index, _named(lost, index, waiting[index], program)
     finally:
-        ray.kill(keeper)  # when Ray would collect it is not told
+        ray.kill(keeper)  # Ray does not say when it would collect it
 
 
 def _pass(
     how: RayData, work: bytes, keeper: Any, waiting: dict[int, bytes], shape: Shape
 ) -> Iterator[tuple[int, bytes]]:
-    log_once("ray_data_progress_manager_disabled")  # said already, so that Ray does not warn of it
+    log_once("ray_data_progress_manager_disabled")  # so that Ray does not warn about it
     rows = [{"index": index, "item": item} for index, item in waiting.items()]
     data = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / shape.block))
-    data.context.max_errored_blocks = -1  # what is lost is tried again, or told by item
+    data.context.max_errored_blocks = -1  # lost blocks are tried again, or reported by item
     data.context.enable_progress_bars = False
     data = data.map_batches(
         Worker,
@@ -144,7 +144,7 @@ def _pass(
 
 
 def _packed(items: Iterable[Any], program: str) -> tuple[dict[int, bytes], dict[int, Exception]]:
-    """The items as bytes by their place, and why some cannot be sent."""
+    """The items as bytes by position, and the errors of those that cannot be sent."""
     packed: dict[int, bytes] = {}
     refused: dict[int, Exception] = {}
     for index, item in enumerate(items):
@@ -169,7 +169,7 @@ def _sendable(work: Work, program: str, backend: Any) -> bytes:
 
 
 def _keeper(folder: str | None, mode: Mode | None, attempts: int, budget: Budget | None) -> Any:
-    """On this machine, where the folder is; it ends with this process."""
+    """A Keeper on this machine, which has the folder; it ends with this process."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Keeper)
     return actor.options(scheduling_strategy=here).remote(folder, mode, attempts, budget)
@@ -177,24 +177,23 @@ def _keeper(folder: str | None, mode: Mode | None, attempts: int, budget: Budget
 
 def _read(outcome: bytes, index: int, item: bytes, program: str) -> Any:
     try:
-        found: PackedRun | BaseException = cloudpickle.loads(outcome)
+        result: PackedRun | BaseException = cloudpickle.loads(outcome)
     except Exception as error:  # noqa: BLE001 - the outcome of this item
-        found = BadProgram(
+        result = BadProgram(
             f"the result of {program!r} for item {index} cannot be read here: {headline(error)}"
         )
-    if not isinstance(found, BaseException):
-        return unpack(found, index)
-    return _named(found, index, item, program)
+    if not isinstance(result, BaseException):
+        return unpack(result, index)
+    return _named(result, index, item, program)
 
 
 def _named(error: BaseException, index: int, item: bytes, program: str) -> BaseException:
-    """The error of an item, which says of which. The item is read from what was sent, so that items are not
-    held twice."""
+    """The error of an item, with the item. The item is unpickled, so that items are not kept twice."""
     try:
-        given = cloudpickle.loads(item)
+        value = cloudpickle.loads(item)
     except Exception as fault:  # noqa: BLE001 - its class cannot be read back
-        given = f"an item that cannot be read: {headline(fault)}"
-    of_item(error, index, given, batch_of(program))
+        value = f"an item that cannot be read: {headline(fault)}"
+    of_item(error, index, value, batch_of(program))
     return error
 
 

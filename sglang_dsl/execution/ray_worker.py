@@ -1,6 +1,6 @@
-"""What runs in Ray's processes: a worker runs the programs of a batch, and a log keeps their calls.
+"""Code in Ray's processes: workers run the programs of a batch, and a keeper records their calls.
 
-Ray moves everything between processes as pickles; a cluster trusts whoever may send it work.
+Ray sends everything between processes as pickles; a cluster trusts everyone who can send it work.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Budget
 from sglang_dsl.compiler.follow import Startable
 from sglang_dsl.errors import BackendError, BadProgram, BudgetExceeded, headline
-from sglang_dsl.execution.batch import Job
+from sglang_dsl.execution.batch import Job, run_items
 from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
-from sglang_dsl.execution.launch import run_items
-from sglang_dsl.execution.scope import Scope
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
-from sglang_dsl.interpreter.options import Options
+from sglang_dsl.interpreter.parameters import Options
 from sglang_dsl.interpreter.record import Mode, Record
+from sglang_dsl.interpreter.run import Scope
 from sglang_dsl.ir import Sampling
 
 OUTCOMES = pyarrow.schema([("index", pyarrow.int64()), ("outcome", pyarrow.binary())])
 LOG_S = 60.0
-"""How long the log may take to answer."""
+"""Timeout for an answer of the keeper."""
 LONGEST_CALL_S = 3600.0
-"""Of a call without a deadline: how long its part of the budget stays reserved if its worker dies."""
+"""How long the reservation of a call without a deadline is kept if its worker dies."""
 POLL_S = 0.05
 
 
 class Work(NamedTuple):
-    """What every worker of a batch is given. `backend`: what `backend=` takes, or a function that makes it;
-    `sampling`, `timeout`: the sender's settings; `limit`: items of one block under way at once; `mode`: of
-    the record, None without one; `budget`: of the whole batch."""
+    """The job of every worker of a batch. `backend`: a value for `backend=`, or a function that creates it;
+    `sampling`, `timeout`: the sender's settings; `limit`: items of one block that run at once; `mode`: of the
+    record, None without one; `budget`: of the whole batch."""
 
     program: Startable
-    wanted: Options
+    options: Options
     backend: Any
     sampling: Sampling
     timeout: float | None
@@ -57,8 +56,8 @@ class Work(NamedTuple):
 
 
 class Keeper:
-    """An actor beside the sender of a batch: the one process that writes its record, counts its budget, and
-    sees how often each block of it was begun."""
+    """An actor on the sender's machine: the one process that writes the batch's record, counts its budget,
+    and counts how often each block was begun."""
 
     def __init__(
         self, folder: str | None, mode: Mode | None, attempts: int, budget: Budget | None = None
@@ -71,7 +70,7 @@ class Keeper:
         self._begun: Counter[tuple[int, int]] = Counter()
 
     def begin(self, block: tuple[int, int]) -> bool:
-        """A worker is about to run this block (its first item, its size). False: too many have died of it."""
+        """A worker is about to run this block (first item, size). False if it has ended too many workers."""
         self._begun[block] += 1
         return self._begun[block] <= self._attempts
 
@@ -90,8 +89,8 @@ class Keeper:
         return self._meter.left_s
 
     def reserve(self, ask: Ask, limit_s: float) -> tuple[int, int] | str | None:
-        """Room for a call of at most so many seconds: its number, and the tokens it may have. None: not yet;
-        a text: never again, and why."""
+        """Reserve a call of at most `limit_s` seconds. Returns its number and the tokens that it may have,
+        None if it has to wait, or a message if the budget is used up."""
         now = time.monotonic()
         for number, (_, until) in list(self._holds.items()):
             if until < now:  # its worker has died
@@ -106,10 +105,10 @@ class Keeper:
         self._holds[number] = hold, now + limit_s
         return number, hold.most
 
-    def release(self, number: int, made: bool) -> None:
+    def release(self, number: int, counts: bool) -> None:
         """As Meter.release."""
         if (held := self._holds.pop(number, None)) is not None:
-            self._meter.release(held[0], made=made)
+            self._meter.release(held[0], counts=counts)
 
     def charge(self, meta: Mapping[str, Any]) -> None:
         """As Meter.charge."""
@@ -117,13 +116,13 @@ class Keeper:
 
 
 class SharedHold(Hold, frozen=True, gc=False):
-    """Room that a Keeper reserved under `number`."""
+    """A reservation of a Keeper under `number`."""
 
     number: int = 0
 
 
 class SharedMeter(Meter):
-    """A Meter that a Keeper counts, for all workers of a batch. Raises BackendError where that does not
+    """A Meter for all workers of a batch, counted by a Keeper. Raises BackendError if that does not
     answer."""
 
     def __init__(self, keeper: Any, budget: Budget, call_s: float | None) -> None:
@@ -138,38 +137,38 @@ class SharedMeter(Meter):
 
     async def reserve(self, ask: Ask) -> Hold:
         while True:
-            asked = self._keeper.reserve.remote(ask, self._call_s + LOG_S)
+            reference = self._keeper.reserve.remote(ask, self._call_s + LOG_S)
             try:
-                found = await asyncio.wait_for(asyncio.wrap_future(asked.future()), LOG_S)
+                answer = await asyncio.wait_for(asyncio.wrap_future(reference.future()), LOG_S)
             except (TimeoutError, RayError) as error:
                 raise BackendError(f"the batch's budget cannot be counted: {headline(error)}") from error
-            if isinstance(found, str):
-                raise BudgetExceeded(found, hint="pass a larger Budget(...)")
-            if found is not None:
-                return SharedHold(self, found[1], number=found[0])
+            if isinstance(answer, str):
+                raise BudgetExceeded(answer, hint="pass a larger Budget(...)")
+            if answer is not None:
+                return SharedHold(self, answer[1], number=answer[0])
             await asyncio.sleep(POLL_S)
 
-    def release(self, hold: Hold, *, made: bool = True) -> None:
+    def release(self, hold: Hold, *, counts: bool = True) -> None:
         if isinstance(hold, SharedHold):
-            self._keeper.release.remote(hold.number, made)
+            self._keeper.release.remote(hold.number, counts)
 
     def charge(self, meta: Mapping[str, Any]) -> None:
-        # Calls of one worker reach the keeper in order: this one is counted before its room is given back.
+        # Calls of one worker reach the keeper in order: this is counted before the reservation is released.
         self._keeper.charge.remote(dict(meta))
 
 
 class KeptElsewhere:
-    """A CallLog that a Keeper writes. Raises BackendError where that does not answer."""
+    """A CallLog written by a Keeper. Raises BackendError if that does not answer."""
 
     def __init__(self, keeper: Any, mode: Mode) -> None:
         self._keeper, self.mode = keeper, mode
 
     def find(self, key: str, identity: str | None) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = _answer(self._keeper.find.remote(key, identity))
-        return found
+        reply: dict[str, Any] | None = _answer(self._keeper.find.remote(key, identity))
+        return reply
 
     def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
-        # Waited for, as a call is only answered once it is written down.
+        # Waited for: a call is answered when it is recorded.
         _answer(self._keeper.keep.remote(key, identity, dict(request), dict(reply)))
 
 
@@ -183,16 +182,16 @@ def _answer(reference: Any) -> Any:
 
 
 class Worker:
-    """Runs items of a batch, in several threads at once. What fails, fails by item; what it was given is
-    looked at with the first items, so that they tell what is wrong with it."""
+    """Runs items of a batch, in several threads. Failures are per item; the job is unpacked with the first
+    items, so that they report its errors."""
 
     def __init__(self, work: bytes, keeper: Any) -> None:
         self._work, self._keeper = work, keeper
-        self._made: tuple[Work, Scope] | BaseException | None = None
+        self._ready: tuple[Work, Scope] | BaseException | None = None
         self._making = threading.Lock()
 
     def __call__(self, block: Any) -> Any:
-        """`block`: an Arrow table of `index` and `item`; gives one of `index` and `outcome`, empty where this
+        """`block`: an Arrow table of `index` and `item`. Returns one of `index` and `outcome`, empty if this
         block has ended too many workers."""
         items = dict(zip(block["index"].to_pylist(), block["item"].to_pylist()))
         may_run = _answer(self._keeper.begin.remote((min(items), len(items))))
@@ -201,46 +200,46 @@ class Worker:
         return pyarrow.table(columns, schema=OUTCOMES)
 
     def _outcomes(self, items: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        made = self._prepared()
-        if isinstance(made, BaseException):
-            yield from ((index, _sent(made, "")) for index in items)
+        ready = self._prepared()
+        if isinstance(ready, BaseException):
+            yield from ((index, _sent(ready, "")) for index in items)
             return
-        work, scope = made
+        work, scope = ready
         loaded: list[tuple[int, Any]] = []
         for index, item in items.items():
             try:
                 loaded.append((index, cloudpickle.loads(item)))
             except Exception as error:  # noqa: BLE001 - the outcome of this item
-                said = f"item {index} cannot be read in the worker: {headline(error)}"
-                yield index, _sent(BadProgram(said), work.program.name)
-        jobs = run_items(work.program, work.wanted, scope, loaded, work.limit)
+                message = f"item {index} cannot be read in the worker: {headline(error)}"
+                yield index, _sent(BadProgram(message), work.program.name)
+        jobs = run_items(work.program, work.options, scope, loaded, work.limit)
         for (index, _), job in zip(loaded, jobs):
             yield index, _sent(_outcome_of(job), work.program.name)
 
     def _prepared(self) -> tuple[Work, Scope] | BaseException:
         with self._making:
-            if self._made is None:
+            if self._ready is None:
                 try:
                     work: Work = cloudpickle.loads(self._work)
                     log = None if work.mode is None else KeptElsewhere(self._keeper, work.mode)
                     budget, timeout = work.budget, work.timeout
                     meters = () if budget is None else (SharedMeter(self._keeper, budget, timeout),)
                     scope = Scope(_backend_of(work.backend), work.sampling, timeout, meters, log)
-                    self._made = work, scope
+                    self._ready = work, scope
                 except Exception as error:  # noqa: BLE001 - the outcome of every item
-                    self._made = error
-            return self._made
+                    self._ready = error
+            return self._ready
 
 
-def _backend_of(given: Any) -> Backend | None:
-    if given is None:
+def _backend_of(value: Any) -> Backend | None:
+    if value is None:
         return None
     try:
-        return as_backend(given)
+        return as_backend(value)
     except TypeError:
-        if not callable(given):
+        if not callable(value):
             raise
-        make: Callable[[], Any] = given
+        make: Callable[[], Any] = value
         return as_backend(make())
 
 
@@ -252,20 +251,20 @@ def _outcome_of(job: Job) -> PackedRun | BaseException:
 
 
 def _sent(outcome: PackedRun | BaseException, program: str) -> bytes:
-    """`outcome` as bytes that can be read again, whatever a program returns or raises."""
+    """`outcome` as bytes that can be unpickled, whatever a program returns or raises."""
     if isinstance(outcome, BaseException):
         try:
             data: bytes = cloudpickle.dumps(sendable(outcome))
-            cloudpickle.loads(data)  # an exception may take other arguments than it keeps
-        except Exception:  # noqa: BLE001 - it is told in words instead
+            cloudpickle.loads(data)  # its constructor may take other arguments
+        except Exception:  # noqa: BLE001 - sent as text instead
             data = cloudpickle.dumps(instead_of(outcome, program))
         return data
     try:
         done: bytes = cloudpickle.dumps(outcome)
     except (PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        told = BadProgram(
+        error_sent = BadProgram(
             f"the values that {program!r} returned or set cannot be sent from the worker: {headline(error)}; "
             "return plain data"
         )
-        return bytes(cloudpickle.dumps(told))
+        return bytes(cloudpickle.dumps(error_sent))
     return done

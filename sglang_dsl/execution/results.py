@@ -1,5 +1,5 @@
 """Rows of a table as a batch's items, and a batch's results as a list that notebooks show as a table and that
-becomes a DataFrame. A table is known by what it can do: no library is loaded for it.
+can be converted to a DataFrame. Tables are recognized by their methods: no library is loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from runtime.protocol.registry import Registry
-from sglang_dsl.conversation.usage import COUNTED
+from sglang_dsl.conversation.requests import COUNTED
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.notebook import Page
 
@@ -43,9 +43,9 @@ class Batch(list[T]):
         """One per result: the item's arguments, its variables, what it cost (calls, tokens, seconds), and its
         error as text, None where there is none. Of two with one name a variable keeps it, then an argument;
         the other is named "name (argument)", "calls (usage)" or "error (batch)"."""
-        parts = [self._parts(place, result) for place, result in enumerate(self)]
+        parts = [self._parts(position, result) for position, result in enumerate(self)]
         taken: dict[str, str] = {}
-        # By name and kind, for all rows: a column holds one thing.
+        # The same for all rows, so that a column has one kind of value.
         for kind in ("variable", "argument", "usage", "batch"):
             for part in parts:
                 for name in part[kind]:
@@ -60,10 +60,10 @@ class Batch(list[T]):
             for part in parts
         ]
 
-    def _parts(self, place: int, result: Any) -> dict[str, Mapping[str, Any]]:
+    def _parts(self, position: int, result: Any) -> dict[str, Mapping[str, Any]]:
         variables: dict[str, Any] = {}
         usage: dict[str, Any] = dict.fromkeys(_COSTS)
-        at, error = place if self._ordered else None, result
+        at, error = position if self._ordered else None, result
         if isinstance(result, ProgramState):
             seen = result.core.snapshot(None)
             variables = {name: one.value for name, one in seen.variables.items()}
@@ -102,7 +102,7 @@ class Batch(list[T]):
 
 
 class Items:
-    """The items of a batch as they are taken. `arguments`: by name, of those that were taken."""
+    """The items of a batch. `arguments`: by name, of the items read so far."""
 
     def __init__(self, signature: inspect.Signature, items: Iterable[Any]) -> None:
         self._signature, self._items = signature, items
@@ -118,13 +118,13 @@ class Items:
             return item
         try:
             return self._signature.bind_partial(*item).arguments
-        except TypeError:  # what is wrong with it is told where it is run
+        except TypeError:  # raised where it is run
             return {}
 
 
 @runtime_checkable
 class Frame(Protocol):
-    """A pandas DataFrame, as far as it is read here."""
+    """A pandas DataFrame."""
 
     @property
     def columns(self) -> Iterable[Any]: ...
@@ -133,7 +133,7 @@ class Frame(Protocol):
 
 
 class FrameRows:
-    """The rows of a frame as dicts, each made when it is read."""
+    """The rows of a frame as dicts, each created when it is read."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -148,5 +148,5 @@ class FrameRows:
 
 
 def rows_of(items: Any) -> Any:
-    """`items` of a batch; of a frame, its rows. A datasets.Dataset gives its rows as dicts by itself."""
+    """The rows of a frame; other items as they are. A datasets.Dataset yields its rows as dicts itself."""
     return FrameRows(items) if isinstance(items, Frame) else items

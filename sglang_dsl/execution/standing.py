@@ -1,5 +1,5 @@
-"""States that no function writes: `s` of a prompt or a notebook. It is added to whenever somebody likes,
-streams, and is put back to an earlier moment, or to one of another process.
+"""States without a function: `s` of a prompt or a notebook. It streams, can be added to at any time, and can
+be reset to an earlier moment, or to one of another process.
 """
 
 from __future__ import annotations
@@ -9,46 +9,45 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from sglang_dsl.concurrency.waiting import blocking, run_here
+from sglang_dsl.concurrency.streams import blocking, run_here
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import Ledger
-from sglang_dsl.execution.scope import scope_of
+from sglang_dsl.execution.launch import scope_of
 from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor
-from sglang_dsl.interpreter.options import Options
-from sglang_dsl.interpreter.run import Prefix, RunInfo
-from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.interpreter.parameters import Options
+from sglang_dsl.interpreter.run import Mark, Prefix, RunInfo, Variable
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.tool_use.offers import NOTHING
 
 
 def moment(transcript: Transcript, variables: Mapping[str, Variable], offer: Any = NOTHING) -> Checkpoint:
-    """A moment at which this had been said and these variables were set."""
+    """A moment with this text and these variables."""
     mark = Mark()
     mark.reach(transcript, None, 0)
     return Checkpoint(None, mark, dict(variables), transcript.role, offer)
 
 
 def settled_variable(name: str, value: Any, raw: str | list[str] | None = None) -> Variable:
-    """A variable that is there. `raw`: the text it was read from."""
-    made = Variable(name)
-    made.raw = raw
-    made.settle(value)
-    return made
+    """A variable with a value. `raw`: the text it was read from."""
+    variable = Variable(name)
+    variable.raw = raw
+    variable.settle(value)
+    return variable
 
 
 class Standing:
-    """`state` stays the same object whatever happens; what it stands on is replaced. Calls of all that it
-    ever stood on are counted in one ledger."""
+    """`state` is always the same object; the executor under it is replaced. The calls of all its executors
+    are counted in one ledger."""
 
-    def __init__(self, wanted: Options, name: str = "session") -> None:
+    def __init__(self, options: Options, name: str = "session") -> None:
         self._name, self._ledger = name, Ledger()
-        self._run = self._made(wanted)
+        self._run = self._new_run(options)
         self.state = ProgramState(Executor(self._run))
 
     @property
     def core(self) -> Executor:
-        """What the state stands on now."""
+        """The current executor."""
         return cast(Executor, self.state.core)
 
     @property
@@ -56,40 +55,40 @@ class Standing:
         """The calls of the backends, in order."""
         return self._ledger
 
-    def _made(self, wanted: Options) -> RunInfo:
-        run = scope_of(wanted).run(self._name, None, stream=True)
+    def _new_run(self, options: Options) -> RunInfo:
+        run = scope_of(options).run(self._name, None, stream=True)
         run.ledger = self._ledger
         return run
 
-    def runs_with(self, wanted: Options) -> None:
-        """Go on from here with another backend, or other defaults."""
+    def runs_with(self, options: Options) -> None:
+        """Continue with another backend, or other defaults."""
         here = self.now()
-        self._run = self._made(wanted)
+        self._run = self._new_run(options)
         self.put(here)
 
     def now(self) -> Checkpoint:
-        """This moment, when all that was added is done."""
+        """This moment, when everything that was added is evaluated."""
         here = self.core.checkpoint()
         run_here(here.mark.reached(blocking))
         return here
 
     def put(self, at: Checkpoint) -> None:
-        """Go to a moment: of this state, or one made by moment(). What is under way is stopped. The moment
-        must be one at which nothing had failed."""
+        """Go to a moment: of this state, or from moment(). Running calls are stopped. Nothing may have failed
+        at that moment."""
         self.core.cancel()
-        made = Executor(
+        executor = Executor(
             self._run,
             prefix=Prefix(at.mark, 1),
             role=at.role,
             variables=dict(at.variables),
             offer=at.offer or NOTHING,
         )
-        run_here(made.mark().reached(blocking))
-        self.state._core = made
+        run_here(executor.mark().reached(blocking))
+        self.state._core = executor
 
     def rest(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait until the state and its forks are at rest, for at most `timeout_s` seconds (None: however
-        long); what stopped the state itself, or None. TimeoutError, not raised: they are not at rest."""
+        """Wait until the state and its forks are idle, for at most `timeout_s` seconds (None: no limit).
+        Returns the state's error, or None; a TimeoutError if they are not idle."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         mark = self.core.mark()
         for one in (*(member.mark() for member in self._run.live()), mark):
@@ -98,15 +97,15 @@ class Standing:
         return mark.error if mark.done else TimeoutError(f"not at rest within {timeout_s} s")
 
     def partial(self) -> str:
-        """What came of the generation that is under way, or was stopped."""
+        """The text of the generation that is running, or was stopped."""
         core = self.core
-        said = core.output.so_far()
-        text = "".join(piece.text for piece in said)
+        pieces = core.output.so_far()
+        text = "".join(piece.text for piece in pieces)
         return text[core.so_far().length :]
 
 
 def without(transcript: Transcript, since: Transcript) -> Transcript:
-    """`transcript` without the turn that is open, where that was opened behind `since`."""
+    """`transcript` without the open turn, if that was opened after `since`."""
     kept = transcript
     while kept.role is not None and kept is not since and kept.prev is not None:
         kept = kept.prev
@@ -114,5 +113,5 @@ def without(transcript: Transcript, since: Transcript) -> Transcript:
 
 
 def generated(entries: Iterable[Transcript]) -> bool:
-    """Whether a model wrote any of it."""
+    """Whether a model generated any of it."""
     return any(entry.chosen is not None for entry in entries)

@@ -1,1 +1,1 @@
-"""What the words of the language are made of."""
+"""The functions that programs are written with: generations and media."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, near, warn
-from sglang_dsl.errors.source import Discarded
-from sglang_dsl.errors.tracebacks import exposed, trim
-from sglang_dsl.interpreter import lower
+from sglang_dsl.errors.tracebacks import Discarded, exposed, trim
+from sglang_dsl.interpreter import parameters
+from sglang_dsl.interpreter.parameters import PARAMETERS
 from sglang_dsl.ir import Gen, Select, caller
 from sglang_dsl.ir.syntax import added
 from sglang_dsl.ir.typed import is_type
@@ -23,9 +23,10 @@ from sglang_dsl.ir.typed import is_type
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from sglang_dsl.frontend.static_types import Forms, OutlinesTerm, TypedWords
+    from sglang_dsl.frontend.static_types import Forms, OutlinesTerm, TypedArguments
 
 T = TypeVar("T")
+_FORMS = ("typed", "dtype", "regex", "json_schema", "ebnf", "structural_tag", "choices")
 
 
 def _gen(
@@ -103,66 +104,38 @@ def _gen(
 
     Raises BadProgram, and MissingExtra if a type needs pydantic.
     """
-    words = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "n": n,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob,
-        "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num,
-        "return_text_in_logprobs": return_text_in_logprobs,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "whitespace": whitespace,
-        "schema_format": schema_format,
-        "require_reasoning": require_reasoning,
-        "max_thinking_tokens": max_thinking_tokens,
-        "skip_special_tokens": skip_special_tokens,
-        "no_stop_trim": no_stop_trim,
-        "token_healing": token_healing,
-        "logit_bias": logit_bias,
-    }
-    forms: dict[str, Any] = {
-        "a type": typed, "dtype": dtype, "regex": regex, "json_schema": json_schema, "ebnf": ebnf,
-        "structural_tag": structural_tag, "choices": choices,
-    }  # fmt: skip
-    given = [word for word, value in forms.items() if value is not None]
+    arguments = locals()
+    sampling = {name: arguments[name] for name in PARAMETERS if name in arguments}
+    forms = {"a type" if name == "typed" else name: arguments[name] for name in _FORMS}
+    passed = [name for name, value in forms.items() if value is not None]
     if choices is not None and dtype is not None:
-        given.remove("dtype")  # the options say more
-    if len(given) > 1:
-        raise BadProgram(f"gen takes only one of {', '.join(forms)}; got {' and '.join(given)}")
+        passed.remove("dtype")  # the options say more
+    if len(passed) > 1:
+        raise BadProgram(f"gen takes only one of {', '.join(forms)}; got {' and '.join(passed)}")
     if choices is not None:
-        lower.retries(retries, None)
-        lower.beside_choices(words, {"dtype": dtype})
+        parameters.retries(retries, None)
+        parameters.warn_beside_choices(sampling, {"dtype": dtype})
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout=timeout)
     if choices_method is not None:
         warn("choices_method has no effect without choices")
     form: dict[str, Any] = {}
-    for word in given:
-        form = lower.typed(typed) if word == "a type" else {word: getattr(lower, word)(forms[word])}
-    lower.check_json_words(words, form)
+    if typed is not None:
+        form = parameters.typed(typed)
+    elif passed:
+        form = {passed[0]: getattr(parameters, passed[0])(forms[passed[0]])}
+    parameters.check_json_parameters(sampling, form)
     return Gen(
-        name=lower.name(name),
-        sampling=lower.sampling(words),
-        timeout=lower.timeout(timeout),
-        retries=lower.retries(retries, typed),
+        name=parameters.name(name),
+        sampling=parameters.sampling(sampling),
+        timeout=parameters.timeout(timeout),
+        retries=parameters.retries(retries, typed),
         src=caller(),
         **form,
     )
 
 
-# How type checkers read a generation: n > 1 gives a list; a type can be combined with sampling parameters;
-# choices make it a select. The last overload is for what is only known at run time.
+# For type checkers: n > 1 gives a list; a type can be combined with sampling parameters; choices make it a
+# select. The last overload is for arguments that are known at run time only.
 
 
 @overload
@@ -202,7 +175,7 @@ def gen(  # type: ignore[overload-overlap]
     /,
     *sampling: int | Iterable[str] | None,
     n: Literal[1] | None = None,
-    **kwargs: Unpack[TypedWords],
+    **kwargs: Unpack[TypedArguments],
 ) -> Gen[T]: ...
 
 
@@ -213,7 +186,7 @@ def gen(
     /,
     *sampling: int | Iterable[str] | None,
     n: int,
-    **kwargs: Unpack[TypedWords],
+    **kwargs: Unpack[TypedArguments],
 ) -> Gen[list[T]]: ...
 
 
@@ -224,7 +197,7 @@ def gen(
     /,
     *sampling: int | Iterable[str] | None,
     n: Literal[1] | None = None,
-    **kwargs: Unpack[TypedWords],
+    **kwargs: Unpack[TypedArguments],
 ) -> Gen[str]: ...
 
 
@@ -242,7 +215,7 @@ def gen(
 
 
 def gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
-    # Programs pass the same arguments at the same place again and again; nodes are frozen, so one will do.
+    # Programs run the same lines repeatedly; nodes are frozen, so one per line and arguments is enough.
     try:
         src = caller()
         if type(src) is Discarded:
@@ -261,16 +234,16 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 # Typed: 1 is not True, though they are equal.
 @functools.lru_cache(maxsize=4096, typed=True)
 def _known_gen(src: object, /, *args: Any, **kwargs: Any) -> Gen[Any] | Select:
-    """`src` is the place in the user's code, which the node finds out itself."""
+    """`src`: the line in the user's code, as part of the key."""
     return _any_gen(*args, **kwargs)
 
 
 def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
-    if unknown := kwargs.keys() - _WORDS:
-        word = min(unknown)
-        raise TypeError(f"gen() got an unexpected keyword argument {word!r}{near(word, _WORDS)}")
+    if unknown := kwargs.keys() - _ARGUMENTS:
+        name = min(unknown)
+        raise TypeError(f"gen() got an unexpected keyword argument {name!r}{near(name, _ARGUMENTS)}")
     second = args[1] if len(args) > 1 else None
-    if second is None or isinstance(second, bool) or lower.whole(second) is not None:
+    if second is None or isinstance(second, bool) or parameters.whole(second) is not None:
         return _gen(*args, **kwargs)
     name, typed, *others = args
     if type(typed).__module__.partition(".")[0] == "outlines":
@@ -311,7 +284,7 @@ def _outlines_form(term: object) -> dict[str, str]:
             raise BadProgram(f"gen takes types of outlines, and {type(term).__name__} is not one")
 
 
-_WORDS = frozenset(inspect.signature(_gen).parameters)
+_ARGUMENTS = frozenset(inspect.signature(_gen).parameters)
 functools.update_wrapper(gen, _gen, ("__doc__",), ())
 _gen.__name__ = _gen.__qualname__ = "gen"  # for errors about unknown arguments
 
@@ -330,8 +303,8 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **kwargs:
 
 def _typed(called: str, dtype: type, name: str | None, max_tokens: int | None, kwargs: dict[str, Any]) -> Gen:
     added(caller(), called)
-    if unknown := sorted(set(kwargs) - set(lower.WORDS)):
-        hint = near(unknown[0], lower.WORDS)
+    if unknown := sorted(set(kwargs) - set(PARAMETERS)):
+        hint = near(unknown[0], PARAMETERS)
         raise TypeError(f"{called} got unexpected keyword arguments: {', '.join(unknown)}{hint}")
     return cast("Gen[str]", gen(name, max_tokens, dtype=dtype, **kwargs))
 
@@ -360,20 +333,20 @@ def select(
     added(src, "select")
     if choices is None:
         raise BadProgram('select needs choices: select("name", ["yes", "no"])')
-    said = lower.sampling({"temperature": temperature, "seed": seed})
+    sampling = parameters.sampling({"temperature": temperature, "seed": seed})
     try:
-        found = as_method(choices_method)
+        method = as_method(choices_method)
     except ValueError as error:
         raise BadProgram(str(error)) from error
-    if said.temperature and not found.sampled:
-        raise BadProgram(f"{found.name} picks step by step and cannot be used with a temperature")
+    if sampling.temperature and not method.sampled:
+        raise BadProgram(f"{method.name} picks step by step and cannot be used with a temperature")
     return Select(
-        name=lower.name(name),
-        choices=lower.choices(choices),
-        method=found.name,
-        temperature=said.temperature or 0.0,
-        seed=said.seed,
-        timeout=lower.timeout(timeout),
-        own=None if METHODS.get(found.name) is found else found,
+        name=parameters.name(name),
+        choices=parameters.choices(choices),
+        method=method.name,
+        temperature=sampling.temperature or 0.0,
+        seed=sampling.seed,
+        timeout=parameters.timeout(timeout),
+        own=None if METHODS.get(method.name) is method else method,
         src=src,
     )

@@ -1,5 +1,5 @@
-"""Images, videos and sounds as users have them (paths, bytes, arrays, PIL images, addresses) -> the parts
-that messages carry. Looks at the first bytes to tell a format; decodes nothing and fetches nothing.
+"""Images, videos and sounds (paths, bytes, arrays, PIL images, addresses) as parts of messages. Formats are
+recognized by their first bytes; nothing is decoded or fetched.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Savable(Protocol):
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """A numpy array, or what looks like one."""
+    """A numpy array, or a similar object."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -43,23 +43,16 @@ class ArrayLike(Protocol):
     def tobytes(self) -> bytes: ...
 
 
-@runtime_checkable
-class Tensor(Protocol):
-    """A torch tensor."""
-
-    def detach(self) -> Any: ...
-    def numpy(self) -> ArrayLike: ...
-
-
-def part_of(kind: Kind, source: object, words: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a message that stands for `source`.
+def part_of(kind: Kind, source: object, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a message for `source`.
 
     image {"type": "image_url", "image_url": {"url", ...}}, video {"type": "video_url", ...}, audio
-    {"type": "audio_url", ...}; data travels as a data URI (RFC 2397) with its own media type. `words` stand
-    beside the url where they are not None. Raises BadProgram: no such file, an unknown format, a wrong shape.
+    {"type": "audio_url", ...}; data is sent as a data URI (RFC 2397) with its media type. `attributes` that
+    are not None are added beside the url. Raises BadProgram for a missing file, an unknown format, a wrong
+    shape.
     """
-    said = {word: value for word, value in words.items() if value is not None}
-    return {"type": f"{kind}_url", f"{kind}_url": {"url": address(kind, source), **said}}
+    present = {word: value for word, value in attributes.items() if value is not None}
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": address(kind, source), **present}}
 
 
 def address(kind: Kind, source: object) -> str:
@@ -71,14 +64,14 @@ def address(kind: Kind, source: object) -> str:
             data = _read(kind, source)
         case bytes() | bytearray() | memoryview():
             data = bytes(source)
-        case (ArrayLike() | Tensor() as values, int(rate)) if kind == "audio":
-            data = _wav(_array(values), rate)
+        case (values, int(rate)) if kind == "audio" and isinstance(array := _array(values), ArrayLike):
+            data = _wav(array, rate)
         case Savable() if kind == "image":
             held = io.BytesIO()
             source.save(held, format="PNG")
             data = held.getvalue()
-        case ArrayLike() | Tensor() if kind == "image":
-            data = _png(_array(source))
+        case _ if kind == "image" and isinstance(array := _array(source), ArrayLike):
+            data = _png(array)
         case _:
             raise BadProgram(_TAKES[kind] + f"; got {type(source).__name__}")
     if len(data) > MAX_BYTES:
@@ -107,11 +100,11 @@ def _read(kind: Kind, path: str | os.PathLike[str]) -> bytes:
 
 
 def _format(kind: Kind, data: bytes) -> str:
-    """The media type that the first bytes tell. Raises BadProgram where they tell none of this kind."""
-    for told, matches in _SIGNS[kind]:
+    """The media type, by the first bytes. Raises BadProgram for an unknown format."""
+    for media_type, matches in _SIGNS[kind]:
         if matches(data):
-            return told
-    known = ", ".join(dict.fromkeys(told.partition("/")[2] for told, _ in _SIGNS[kind]))
+            return media_type
+    known = ", ".join(dict.fromkeys(media_type.partition("/")[2] for media_type, _ in _SIGNS[kind]))
     raise BadProgram(f"these bytes ({data[:8]!r}...) are not in a known {kind} format ({known})")
 
 
@@ -120,7 +113,7 @@ def _starts(*signs: bytes) -> Callable[[bytes], bool]:
 
 
 def _box(*brands: bytes) -> Callable[[bytes], bool]:
-    """ISO base media files (ISO/IEC 14496-12): the brand stands behind "ftyp"."""
+    """ISO base media files (ISO/IEC 14496-12): the brand is behind "ftyp"."""
     return lambda data: data[4:8] == b"ftyp" and (not brands or data[8:12] in brands)
 
 
@@ -160,8 +153,9 @@ _SIGNS: dict[Kind, tuple[tuple[str, Callable[[bytes], bool]], ...]] = {
 }
 
 
-def _array(values: Any) -> ArrayLike:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values  # type: ignore[no-any-return]
+def _array(values: Any) -> Any:
+    """A tensor of torch as an array; other values as they are."""
+    return values.detach().cpu().numpy() if callable(getattr(values, "detach", None)) else values
 
 
 def _png(pixels: ArrayLike) -> bytes:

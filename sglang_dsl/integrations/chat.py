@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.structs import replace
+
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt

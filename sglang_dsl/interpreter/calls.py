@@ -1,5 +1,5 @@
-"""Calls of a backend, as a run makes them: within deadlines and budgets, seeded, recorded or replayed, told
-to hooks and written into the ledger. Knows no nodes' meaning and no transcript.
+"""Calls of a backend, as a run makes them: within deadlines and budgets, seeded, recorded or replayed,
+reported to hooks and the ledger. Knows no nodes' meaning and no transcript.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.concurrency.deadlines import Deadline
-from sglang_dsl.concurrency.loop import background
-from sglang_dsl.conversation.requests import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion, Delta
-from sglang_dsl.conversation.usage import CallRecord, Ledger
+from sglang_dsl.concurrency.loop import Deadline, background
+from sglang_dsl.conversation.requests import (
+    Call,
+    CallRecord,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+    Ledger,
+)
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
@@ -33,12 +40,12 @@ T = TypeVar("T")
 Before: TypeAlias = "Callable[[Backend], Awaitable[None]] | None"
 _NUMBERS, _RUNS = itertools.count(), itertools.count()
 _CHARACTERS = 4
-"""Of a token, as a rule of thumb."""
+"""Characters per token, as an estimate."""
 
 
-class Where(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Which call of a run this is. `meters`: those of the run and of the branches it stands in. `timeout`:
-    seconds it may take. `fresh`: how many tokens of the prompt the backend does not know yet, about."""
+class CallContext(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Which call of a run this is. `meters`: those of the run and of the branches around it. `timeout`:
+    seconds it may take. `fresh`: estimated number of prompt tokens that are not cached."""
 
     kind: str
     name: str | None
@@ -61,8 +68,8 @@ class _Clock(msgspec.Struct, gc=False):
 
 
 class Calls:
-    """All calls of one run. backend None: everything is replayed. `seed`: calls that have none of their own
-    get one each, derived from it by program, item, branch and step."""
+    """All calls of one run. backend None: everything is replayed. `seed`: calls without a seed get one
+    derived from it by program, item, branch and step."""
 
     def __init__(
         self,
@@ -78,37 +85,37 @@ class Calls:
         self.record, self.seed, self.index = record, seed, index
         self._run = next(_RUNS)
 
-    def derived(self, where: Where) -> int | None:
-        """The seed of a call that has none of its own."""
+    def derived(self, context: CallContext) -> int | None:
+        """The seed of a call without one."""
         if self.seed is None:
             return None
-        place = json.dumps([self.seed, self.program, self.index, where.branch, where.step])
-        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+        key = json.dumps([self.seed, self.program, self.index, context.branch, context.step])
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
     def generate(
         self,
-        where: Where,
+        context: CallContext,
         call: Call,
         before: Before = None,
         piece: Callable[[Delta], None] | None = None,
     ) -> Coroutine[Any, Any, Completion]:
-        """`before` prepares the backend, where it has to be; `piece` is given the stream's pieces as they
-        come."""
+        """`before`: prepares the backend; `piece`: called with each piece of the stream."""
         if self.seed is not None and call.sampling.seed is None:
-            sampling = msgspec.structs.replace(call.sampling, seed=self.derived(where))
+            sampling = msgspec.structs.replace(call.sampling, seed=self.derived(context))
             call = msgspec.structs.replace(call, sampling=sampling)
         alone = before is None and piece is None and self.record is None
-        if alone and not where.meters and not hooks.listeners:
-            return self._plain(where, call)
+        if alone and not context.meters and not hooks.listeners:
+            return self._plain(context, call)
         drawn = call.sampling.seed is None and not call.sampling.greedy
-        return self._made(where, _Generation(call, before, piece), drawn)
+        make = self._metered if context.meters else self._within
+        return make(context, _Generation(call, before, piece), drawn)
 
-    async def _plain(self, where: Where, call: Call) -> Completion:
-        """A generation that nobody else has a part in, as most are."""
+    async def _plain(self, context: CallContext, call: Call) -> Completion:
+        """A generation without stream, record, budgets and hooks, as most are."""
         assert self.backend is not None
         began = time.monotonic()
-        deadline = None if where.timeout is None else background().deadlines.begin(where.timeout)
+        deadline = None if context.timeout is None else background().deadlines.begin(context.timeout)
         try:
             done = await self.backend.generate(call)
             if len(done.texts) != call.n:
@@ -126,53 +133,61 @@ class Calls:
         seconds = time.monotonic() - began
         self.ledger.add(
             CallRecord(
-                where.kind, where.name, where.branch, seconds, where.source, done.meta, None, False, began
+                context.kind,
+                context.name,
+                context.branch,
+                seconds,
+                context.source,
+                done.meta,
+                None,
+                False,
+                began,
             )
         )
         return done
 
     def score(
-        self, where: Where, call: ChoiceCall, before: Before = None, drawn: bool = False
+        self, context: CallContext, call: ChoiceCall, before: Before = None, drawn: bool = False
     ) -> Coroutine[Any, Any, ChoiceScores]:
-        """`drawn`: one of the choices will be drawn by chance; meta["draw"] is then a seed to do it with, so
-        that a replay draws the same one."""
-        return self._made(where, _Scoring(call, before, drawn), drawn)
+        """`drawn`: one of the choices will be drawn at random; meta["draw"] is then the seed for it, so that
+        a replay draws the same one."""
+        make = self._metered if context.meters else self._within
+        return make(context, _Scoring(call, before, drawn), drawn)
 
-    def tool(self, where: Where, asked: Asked[T]) -> Coroutine[Any, Any, T]:
-        """A tool called by the model. Its result is recorded and replayed as a model's answer is."""
-        return self._within(where, asked, drawn=True)
+    def tool(self, context: CallContext, request: Request[T]) -> Coroutine[Any, Any, T]:
+        """Call a tool for the model. Its result is recorded and replayed like a model's answer."""
+        return self._within(context, request, drawn=True)
 
-    def _made(self, where: Where, asked: Asked[T], drawn: bool) -> Coroutine[Any, Any, T]:
-        return (self._metered if where.meters else self._within)(where, asked, drawn)
-
-    async def _metered(self, where: Where, asked: Asked[T], drawn: bool) -> T:
-        """A call that budgets are charged for."""
-        holds = await _reserved(where, asked)
+    async def _metered(self, context: CallContext, request: Request[T], drawn: bool) -> T:
+        """A call that is charged to budgets."""
+        holds = await _reserved(context, request)
         try:
-            return await self._within(where, asked, drawn, holds)
+            return await self._within(context, request, drawn, holds)
         finally:
             for hold in holds:
                 hold.meter.release(hold)
 
-    async def _within(self, where: Where, asked: Asked[T], drawn: bool, holds: Sequence[Hold] = ()) -> T:
-        """A call for which there is room."""
+    async def _within(
+        self, context: CallContext, request: Request[T], drawn: bool, holds: Sequence[Hold] = ()
+    ) -> T:
+        """A call whose budget is reserved."""
         if holds:
-            asked = asked.within(min(hold.most for hold in holds))
-        limit, budget = _limit(where) if where.meters else (where.timeout, None)
+            request = request.within(min(hold.most for hold in holds))
+        limit, budget = _limit(context) if context.meters else (context.timeout, None)
         clock, number = _Clock(time.monotonic()), next(_NUMBERS)
         if hooks.listeners:
-            self._tell("begin", number, where, clock, asked)
+            self._tell("begin", number, context, clock, request)
         deadline = None if limit is None else background().deadlines.begin(limit)
         try:
             if self.record is not None:
-                done = await self._recorded(self.record, where, asked, drawn, clock)
+                done = await self._recorded(self.record, context, request, drawn, clock)
             else:
                 assert self.backend is not None
-                done = asked.checked(await asked.make(self.backend, clock))
+                done = request.checked(await request.make(self.backend, clock))
         except BaseException as raised:  # noqa: BLE001 - raised again, some by another name
             error = _named(raised, deadline, budget)
             if hooks.listeners:
-                self._tell("error", number, where, clock, asked, error=error)
+                self._tell("error", number, context, clock, request, error=error)
             try:
                 if error is raised:
                     raise
@@ -182,15 +197,15 @@ class Calls:
         if deadline is not None:
             deadline.end(None)
         meta: dict[str, Any] = done.meta  # type: ignore[attr-defined]
-        for meter in where.meters:
+        for meter in context.meters:
             meter.charge(meta)
         self.ledger.add(
             CallRecord(
-                where.kind,
-                where.name,
-                where.branch,
+                context.kind,
+                context.name,
+                context.branch,
                 clock.seconds,
-                where.source,
+                context.source,
                 meta,
                 clock.first,
                 clock.replayed,
@@ -198,41 +213,41 @@ class Calls:
             )
         )
         if hooks.listeners:
-            self._tell("end", number, where, clock, asked, meta=meta, reply=partial(asked.write, done))
+            self._tell("end", number, context, clock, request, meta=meta, reply=partial(request.write, done))
         return done
 
     async def _recorded(
-        self, record: CallLog, where: Where, asked: Asked[T], drawn: bool, clock: _Clock
+        self, record: CallLog, context: CallContext, request: Request[T], drawn: bool, clock: _Clock
     ) -> T:
-        """By the record, or by the backend."""
+        """The answer from the record, or from the backend."""
         backend = self.backend
-        request = asked.request()
+        content = request.request()
         if drawn:
-            request["place"] = [self.program, self.index, list(where.branch), where.step]
-        key, identity = key_of(request), None if backend is None else backend.identity
-        found = record.find(key, identity)
-        if found is not None:
+            content["place"] = [self.program, self.index, list(context.branch), context.step]
+        key, identity = key_of(content), None if backend is None else backend.identity
+        reply = record.find(key, identity)
+        if reply is not None:
             clock.replayed = True
-            return asked.read(found, told=False)
+            return request.read(reply, streamed=False)
         if record.mode == "ro" or backend is None:
             raise ReplayMiss(
                 "this call is not in the record",
                 hint="the program, its prompts or its sampling have changed since; record again with "
                 'cache="rw"',
             )
-        reply = asked.write(asked.checked(await asked.make(backend, clock)))
-        # As a replay would give it, so that both runs see the same.
+        reply = request.write(request.checked(await request.make(backend, clock)))
+        # As a replay returns it, so that both runs see the same.
         plain: dict[str, Any] = json.loads(json.dumps(reply, default=str))
-        record.keep(key, backend.identity, request, plain)
-        return asked.read(plain, told=True)
+        record.keep(key, backend.identity, content, plain)
+        return request.read(plain, streamed=True)
 
     def _tell(
         self,
         phase: Any,
         number: int,
-        where: Where,
+        context: CallContext,
         clock: _Clock,
-        asked: Asked[Any],
+        request: Request[Any],
         meta: dict[str, Any] | None = None,
         error: BaseException | None = None,
         reply: Callable[[], dict[str, Any]] | None = None,
@@ -242,46 +257,46 @@ class Calls:
                 phase=phase,
                 number=number,
                 program=self.program,
-                kind=where.kind,
-                name=where.name,
-                branch=where.branch,
-                step=where.step,
+                kind=context.kind,
+                name=context.name,
+                branch=context.branch,
+                step=context.step,
                 index=self.index,
                 backend=None if self.backend is None else self.backend.name,
-                source=where.source,
+                source=context.source,
                 seconds=clock.seconds,
                 first_token_s=clock.first,
                 replayed=clock.replayed,
                 meta=meta or {},
                 error=error,
                 run=self._run,
-                request=asked.request,
+                request=request.request,
                 reply=reply,
             )
         )
 
 
-class Asked(Protocol[T]):
-    """One call, ready to be made or replayed. These are objects and not closures, because a failed frame
-    keeps its function's closure alive as long as the error is kept."""
+class Request(Protocol[T]):
+    """One call, ready to be made or replayed. An object and not a closure, because a failed frame keeps its
+    function's closure alive as long as the error is kept."""
 
     def ask(self, fresh: int) -> Ask:
-        """What it may use, its prompt about `fresh` tokens that are not cached."""
+        """What it may use, with about `fresh` prompt tokens that are not cached."""
         ...
 
-    def within(self, most: int) -> Asked[T]:
-        """The same with at most so many tokens for each text."""
+    def within(self, most: int) -> Request[T]:
+        """The same with at most `most` tokens per text."""
         ...
 
     def request(self) -> dict[str, Any]: ...
     def make(self, backend: Backend, clock: _Clock) -> Coroutine[Any, Any, T]: ...
     def checked(self, done: T) -> T:
-        """What was made, if it is what was asked for. Raises BackendError."""
+        """The answer, if it fits the call. Raises BackendError."""
         ...
 
     def write(self, done: T) -> dict[str, Any]: ...
-    def read(self, reply: dict[str, Any], *, told: bool) -> T:
-        """The answer that write() wrote; `told`: its pieces were."""
+    def read(self, reply: dict[str, Any], *, streamed: bool) -> T:
+        """The answer that write() wrote; `streamed`: its pieces were passed on already."""
         ...
 
 
@@ -322,7 +337,7 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
     def checked(self, done: Completion) -> Completion:
         if len(done.texts) != self.call.n:
             raise _other_number(done, self.call)
-        if self.clamped:  # the reader sees why it is so short
+        if self.clamped:
             meta = {**done.meta, "clamped_max_tokens": self.call.sampling.max_new_tokens}
             return Completion(done.texts, meta)
         return done
@@ -332,7 +347,7 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
         meta: dict[str, Any] = {}
         deltas: Any = backend.stream(self.call)
         ended = False
-        # Closed here and now when this task is cancelled, so that the backend stops too.
+        # Closed at once when this task is cancelled, so that the backend stops too.
         async with aclosing(deltas) if hasattr(deltas, "aclose") else nullcontext():
             async for delta in deltas:
                 if clock.first is None:
@@ -342,18 +357,15 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
                     meta, ended = delta.meta, True
                 piece(delta)
         if not ended:
-            raise BackendError(
-                "the stream broke off: it ended without its finish reason",
-                retryable=True,
-            )
+            raise BackendError("the stream broke off: it ended without its finish reason", retryable=True)
         return Completion(("".join(pieces),), meta)
 
     def write(self, done: Completion) -> dict[str, Any]:
         return {"texts": list(done.texts), "meta": done.meta}
 
-    def read(self, reply: dict[str, Any], *, told: bool) -> Completion:
+    def read(self, reply: dict[str, Any], *, streamed: bool) -> Completion:
         done = Completion(tuple(reply["texts"]), reply["meta"])
-        if self.piece is not None and not told:
+        if self.piece is not None and not streamed:
             thought = done.meta.get("reasoning_content") or ""
             self.piece(Delta(done.texts[0], done.meta, reasoning=thought))
         return done
@@ -382,37 +394,38 @@ class _Scoring(msgspec.Struct, frozen=True, eq=False):
             await self.before(backend)
         return await backend.score(self.call)
 
-    def checked(self, found: ChoiceScores) -> ChoiceScores:
-        if len(found.scores) != len(self.call.choices):
-            said = f"the backend scored {len(found.scores)} of {len(self.call.choices)} choices"
-            raise BackendError(said)
+    def checked(self, done: ChoiceScores) -> ChoiceScores:
+        if len(done.scores) != len(self.call.choices):
+            raise BackendError(f"the backend scored {len(done.scores)} of {len(self.call.choices)} choices")
         if self.drawn:
-            # Not from `random`, whose sequence is the user's own.
+            # Not from `random`, whose sequence is the user's.
             draw = int.from_bytes(os.urandom(8), "big") >> 1
-            return ChoiceScores(found.scores, {**found.meta, "draw": draw})
-        return found
+            return ChoiceScores(done.scores, {**done.meta, "draw": draw})
+        return done
 
     def write(self, done: ChoiceScores) -> dict[str, Any]:
         return {"scores": [dataclasses.asdict(score) for score in done.scores], "meta": done.meta}
 
-    def read(self, reply: dict[str, Any], *, told: bool) -> ChoiceScores:
-        return ChoiceScores(tuple(map(_score, reply["scores"])), reply["meta"])
+    def read(self, reply: dict[str, Any], *, streamed: bool) -> ChoiceScores:
+        return ChoiceScores(tuple(msgspec.convert(reply["scores"], list[ChoiceScore])), reply["meta"])
 
 
-async def _reserved(where: Where, asked: Asked[Any]) -> list[Hold]:
-    """Room in all budgets, the innermost first: who waits for one keeps no other call from ending. Raises
-    BudgetExceeded."""
+async def _reserved(context: CallContext, request: Request[Any]) -> list[Hold]:
+    """Reserve the call in all budgets, the innermost first, so that a call that waits for one blocks no other
+    from ending. Raises BudgetExceeded."""
     holds: list[Hold] = []
-    ask = asked.ask(where.fresh)
-    limit, meter = _limit(Where(where.kind, where.name, where.branch, where.step, meters=where.meters))
+    ask = request.ask(context.fresh)
+    limit, meter = _limit(
+        CallContext(context.kind, context.name, context.branch, context.step, meters=context.meters)
+    )
     try:
         async with asyncio.timeout(limit):
-            for one in reversed(where.meters):
+            for one in reversed(context.meters):
                 holds.append(await one.reserve(ask))
                 ask = msgspec.structs.replace(ask, most=holds[-1].most)
     except BaseException as error:
         for hold in holds:
-            hold.meter.release(hold, made=False)
+            hold.meter.release(hold, counts=False)
         if meter is not None and isinstance(error, TimeoutError):
             raise meter.late() from error
         raise
@@ -420,49 +433,39 @@ async def _reserved(where: Where, asked: Asked[Any]) -> list[Hold]:
 
 
 def about(text: str | int) -> int:
-    """How many tokens a text, or one of so many characters, has, about."""
+    """Estimated tokens of a text, or of so many characters."""
     return -(-(text if isinstance(text, int) else len(text)) // _CHARACTERS)
 
 
 def _named(raised: BaseException, deadline: Deadline | None, meter: Meter | None) -> BaseException:
-    """What went wrong with a call: too late, by its own limit or by the budget of `meter`, or as it is."""
+    """The error of a call: a timeout, by its own limit or by the budget of `meter`, or as it is."""
     if deadline is not None and deadline.end(raised):
         return TimeoutError() if meter is None else meter.late()
     if isinstance(raised, TimeoutError):
-        # The backend's own: a deadline of its connection, say.
+        # The backend's, such as a deadline of its connection.
         return Timeout(f"{type(raised).__name__}: {raised}".rstrip(": "), retryable=True)
     return raised
 
 
-def _limit(where: Where) -> tuple[float | None, Meter | None]:
-    """How many seconds a call may take, and whose budget says so, if one does."""
-    limited = [(left, meter) for meter in where.meters if (left := meter.left_s) is not None]
+def _limit(context: CallContext) -> tuple[float | None, Meter | None]:
+    """How many seconds a call may take, and the meter whose budget limits it, if one does."""
+    limited = [(left, meter) for meter in context.meters if (left := meter.left_s) is not None]
     shortest = min(limited, key=lambda pair: pair[0]) if limited else None
-    if shortest is None or (where.timeout is not None and where.timeout <= shortest[0]):
-        return where.timeout, None
+    if shortest is None or (context.timeout is not None and context.timeout <= shortest[0]):
+        return context.timeout, None
     return max(0.0, shortest[0]), shortest[1]
 
 
 def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
-    """All that an answer depends on, as JSON data."""
-    made: dict[str, Any] = {
+    """Everything an answer depends on, as JSON data."""
+    plain: dict[str, Any] = {
         "kind": type(call).__name__,
         "messages": msgspec.to_builtins(call.prompt.messages),
     }
     tools = call.prompt.tools
-    left = ["prompt", "timeout"]
+    left = ["prompt", "timeout", "peeks"]
     left += [] if tools else ["tool_choice", "parallel_tools"]
     left += [] if isinstance(call, Call) or call.temperature else ["temperature", "seed"]
     for name in (name for name in call.__struct_fields__ if name not in left):
-        made[name] = msgspec.to_builtins(getattr(call, name))
-    return made | ({"tools": msgspec.to_builtins(tools)} if tools else {})
-
-
-def _score(told: dict[str, Any]) -> ChoiceScore:
-    prior: Sequence[float | None] | None = told["unconditional"]
-    return ChoiceScore(
-        tuple(told["logprobs"]),
-        tuple(told["token_ids"]),
-        None if prior is None else tuple(prior),
-        token_texts=tuple(told.get("token_texts") or ()),
-    )
+        plain[name] = msgspec.to_builtins(getattr(call, name))
+    return plain | ({"tools": msgspec.to_builtins(tools)} if tools else {})

@@ -1,4 +1,4 @@
-"""Core: what a state stands on, an Executor while the program runs, a Tracer while it is compiled. Knows
+"""Core: what a state is based on, an Executor while the program runs, a Tracer while it is compiled. Knows
 neither."""
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.interpreter.run import Mark, Variable, missing
 from sglang_dsl.ir import Node, Source
 from sglang_dsl.views.snapshot import Snapshot
 
@@ -28,23 +27,32 @@ class Checkpoint:
 
 
 class Core(Protocol):
-    """Everything a ProgramState asks for. Coroutines wait by the `until` that is given;
-    snapshot() waits for at most so many seconds (None: to the end)."""
+    """What a ProgramState is based on. Coroutines wait by `until`; snapshot() waits for at most `timeout_s`
+    seconds (None: to the end)."""
 
     @property
     def program(self) -> str: ...
     @property
+    def index(self) -> int | None:
+        """The position of its item in a batch."""
+        ...
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's function returned; None for a fork."""
+        ...
+
+    @property
     def body_error(self) -> BaseException | None:
-        """What the program's function raised, where that runs beside the reader."""
+        """The exception of the program's function, if it runs beside the reader."""
         ...
 
     def fault(self) -> BaseException | None:
-        """Of the variables set here, the first one's error whose text is no value of its type, as far as is
-        known by now."""
+        """The first error of a variable set here whose text is no valid value, as far as is known by now."""
         ...
 
     def submit(self, node: Node, src: Source | None = None) -> None:
-        """`src`: where it was added; by default where the user's code stands."""
+        """`src`: where it was added; by default the user's current line."""
         ...
 
     def known(self, name: str) -> bool: ...
@@ -73,3 +81,52 @@ class Core(Protocol):
     async def settled(self, until: Until) -> Transcript: ...
     def pieces(self, until: Until) -> AsyncGenerator[str, None]: ...
     async def usage(self, until: Until) -> dict[str, int]: ...
+
+
+class SettledCore:
+    """Base of the cores without a run: every variable has its value, and nothing is waited for."""
+
+    body_error: BaseException | None = None
+    beside = False
+
+    def __init__(
+        self, program: str, transcript: Transcript, variables: dict[str, Variable], index: int | None = None
+    ) -> None:
+        self.program, self.index = program, index
+        self.ret_value: Any = None
+        self._transcript, self._variables = transcript, variables
+
+    def known(self, name: str) -> bool:
+        return name in self._variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._variables)
+
+    async def appears(self, name: str, until: Until) -> None:
+        """It is set, or will never be."""
+
+    def find(self, name: str) -> Variable:
+        if (variable := self._variables.get(name)) is None:
+            raise missing(name, self._variables, self.program)
+        return variable
+
+    def set(self, name: str, value: Any) -> None:
+        self._variables[name] = Variable(name)
+        self._variables[name].settle(value)
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        mark.reach(self._transcript, None, 0)
+        return mark
+
+    def cancel(self) -> None:
+        """Nothing is running."""
+
+    def so_far(self) -> Transcript:
+        return self._transcript
+
+    async def settled(self, until: Until) -> Transcript:
+        return self._transcript
+
+    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
+        yield self._transcript.text()

@@ -1,4 +1,4 @@
-"""What a parent takes over from its branches, by mode. Pure; knows no executors."""
+"""Results of branches for their parent, by mode. Pure; knows no executors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERWRITE: Final = "overwrite"
 ERROR: Final = "error"
 MODES: Final = (GATHER, CONCATENATE, DICT, OVERWRITE, ERROR)
 """gather_variable     name -> the list of the values of the branches that set it, in order
-concate_and_append  no variables; what the branches said is added to the parent's text, in order
+concate_and_append  no variables; the branches' text is added to the parent's, in order
 dict                name -> {branch's number: value}
 overwrite           name -> the last branch's value
 error               name -> the value; a name that two branches set, or the parent has, is a BadProgram"""
@@ -32,22 +32,22 @@ def join_mode(mode: str) -> str:
     return mode
 
 
-def taken_over(mode: str, branches: Sequence[Mapping[str, Any]], known: Container[str]) -> dict[str, Any]:
-    """name -> value for the parent, from what each branch set itself. `known`: the parent's names. Raises
-    BadProgram for a conflict in mode "error"."""
-    found: dict[str, dict[int, Any]] = {}
+def joined_values(mode: str, branches: Sequence[Mapping[str, Any]], known: Container[str]) -> dict[str, Any]:
+    """name -> value for the parent, from the variables that each branch set. `known`: the parent's names.
+    Raises BadProgram for a conflict in mode "error"."""
+    by_name: dict[str, dict[int, Any]] = {}
     for number, values in enumerate(branches):
         for name, value in values.items():
-            found.setdefault(name, {})[number] = value
+            by_name.setdefault(name, {})[number] = value
     match mode:
         case "gather_variable":
-            return {name: list(values.values()) for name, values in found.items()}
+            return {name: list(values.values()) for name, values in by_name.items()}
         case "dict":
-            return dict(found)
+            return dict(by_name)
         case "overwrite":
-            return {name: list(values.values())[-1] for name, values in found.items()}
+            return {name: list(values.values())[-1] for name, values in by_name.items()}
         case "error":
-            return {name: _only(name, values, known) for name, values in found.items()}
+            return {name: _only(name, values, known) for name, values in by_name.items()}
         case _:
             return {}
 
@@ -62,7 +62,7 @@ def _only(name: str, values: Mapping[int, Any], known: Container[str]) -> Any:
 
 
 def replayed(begin: Transcript, end: Transcript) -> Iterator[Node]:
-    """Nodes that say again what was said between two transcripts, generated text as constant text."""
+    """Nodes that repeat the entries between two transcripts, generated text as constant text."""
     making: dict[str, Callable[[str], Node]] = {"text": Text, "open": RoleBegin, "close": RoleEnd}
     for entry in end.entries(begin):
         if entry.kind == "tools":

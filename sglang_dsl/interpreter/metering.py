@@ -1,4 +1,4 @@
-"""What is used of budgets while programs run: each call reserves what it may use. Knows no backends and no
+"""Accounts of budgets while programs run: each call reserves what it may use. Knows no backends and no
 programs."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
 
 
 class Meter:
-    """What was used of a budget, counted from now on, and what calls under way may yet use. Calls reserve and
-    release on one event loop; all else is safe from any thread."""
+    """What was used of a budget from now on, and what running calls may still use. Calls reserve and release
+    on one event loop; all else is safe from any thread."""
 
     def __init__(self, budget: Budget, clock: Callable[[], float] = time.monotonic) -> None:
         self.budget, self._clock = budget, clock
@@ -45,7 +45,7 @@ class Meter:
         self._lock = threading.Lock()
         self.tokens = self.calls = 0
         self.cost = 0.0
-        # Of calls under way; who waits for room does so in turn.
+        # Of running calls. Calls that wait for a reservation do so in order.
         self._held: list[Hold] = []
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
@@ -56,7 +56,7 @@ class Meter:
         return None if limit is None else limit - (self._clock() - self._began)
 
     def check(self) -> None:
-        """Raises BudgetExceeded where a limit is reached."""
+        """Raises BudgetExceeded if a limit is reached."""
         with self._lock:
             used = {"tokens": self.tokens, "calls": self.calls, "cost": self.cost}
             for name, value in used.items():
@@ -68,7 +68,7 @@ class Meter:
                 raise self._exceeded(f"all of its {self.budget.seconds:g} seconds")
 
     async def reserve(self, ask: Ask) -> Hold:
-        """Count a call, and keep what it may use from others; waits for room. Raises BudgetExceeded."""
+        """Count a call and reserve what it may use; waits until that fits. Raises BudgetExceeded."""
         if self.budget.tokens is None and self.budget.cost is None:
             self.check()
             self.calls += 1
@@ -80,7 +80,7 @@ class Meter:
             return hold
 
     def reserve_now(self, ask: Ask) -> Hold | None:
-        """The same without waiting: None where there is no room yet. Raises BudgetExceeded."""
+        """The same without waiting: None if it does not fit yet. Raises BudgetExceeded."""
         self.check()
         most = ask.most
         if not self._fits(ask, most):
@@ -92,9 +92,9 @@ class Meter:
         self._held.append(hold)
         return hold
 
-    def release(self, hold: Hold, *, made: bool = True) -> None:
-        """The call is over; `made`: and counts as one."""
-        if not made:
+    def release(self, hold: Hold, *, counts: bool = True) -> None:
+        """The call is over; `counts`: whether it was made."""
+        if not counts:
             self.calls -= 1
         self._held = [one for one in self._held if one is not hold]
         self._freed.set()
@@ -115,8 +115,8 @@ class Meter:
         return tokens, cost
 
     def _clamped(self, ask: Ask) -> int:
-        """How many tokens each text of a call may have that is alone. Raises BudgetExceeded where there is
-        not one for each."""
+        """The tokens per text for a call that runs alone. Raises BudgetExceeded if there is not one for
+        each."""
         most = ask.most
         tokens, cost = self._left()
         if tokens is not None:
@@ -124,7 +124,7 @@ class Meter:
                 raise self._exceeded(f"{self.tokens} of {self.budget.tokens:g} tokens")
             most = min(most, max(1, (tokens - ask.fresh) // ask.n))
         if cost is not None and most > 1:
-            least = self._price(ask, 1)  # where that alone costs more than is left, it may
+            least = self._price(ask, 1)  # one token may cost more than is left
             counts = range(1, most + 1)
             most = bisect.bisect_right(counts, max(cost, least), key=lambda count: self._price(ask, count))
         return most

@@ -1,8 +1,8 @@
-"""Record: a log of calls and their answers, by content, so that a run can be repeated byte for byte without
-the backend. One SQLite file in a folder, safe for several processes. Knows no backends and no programs.
+"""Record: a log of calls and their answers, by content, so that a run can be repeated exactly without the
+backend. One SQLite file in a folder, safe for several processes. Knows no backends and no programs.
 
-A call's key is all that its answer depends on: the prompt, the sampling, the constraint. Where chance decides
-(no seed, temperature above 0), also where the call stands: program, item, branch and step.
+A call's key is everything its answer depends on: the prompt, the sampling, the constraint. If the answer is
+drawn without a seed, also the position of the call: program, item, branch and step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 from sglang_dsl.errors import BadProgram
 
 Mode: TypeAlias = Literal["rw", "ro", "off"]
-MODES = ("rw", "ro", "off")
 VERSION = 1
 BUSY_S = 10.0
 
@@ -43,7 +42,7 @@ def key_of(request: Mapping[str, Any]) -> str:
 
 
 class CallLog(Protocol):
-    """Where calls are found and kept: a Record, or one that another process holds."""
+    """A log of calls: a Record, or one in another process."""
 
     @property
     def mode(self) -> Mode: ...
@@ -75,7 +74,7 @@ class Record:
             raise BadProgram(f"the record {os.fspath(folder)!r} cannot be used: {error}") from error
 
     def find(self, key: str, identity: str | None) -> dict[str, Any] | None:
-        """The reply to a call, by the backend called `identity`; None: by whichever one, if only one
+        """The reply to a call by the backend `identity`. If that is None: by any backend, if only one
         answered."""
         with self._lock:
             if identity is None:
@@ -87,11 +86,11 @@ class Record:
                 self.misses += 1
                 return None
             self.hits += 1
-        found: dict[str, Any] = json.loads(rows[0][0])
-        return found
+        reply: dict[str, Any] = json.loads(rows[0][0])
+        return reply
 
     def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
-        """Write an answer down. The first one stays."""
+        """Record an answer. The first one stays."""
         row = (key, identity, *(json.dumps(one, ensure_ascii=False) for one in (request, reply)))
         with self._lock, self._base:
             self._base.execute("INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?)", row)
@@ -102,11 +101,10 @@ class Record:
             return int(self._base.execute("SELECT count(*) FROM calls").fetchone()[0])
 
     def close(self, *, alone: bool = False) -> None:
-        """Close the file; nothing can be found or kept after that. `alone`: nobody else writes it now, and
-        what SQLite keeps beside it goes into it."""
+        """Close the file. `alone`: no other process writes it, so SQLite's side files are merged into it."""
         with self._lock:
             if alone and self.mode == "rw":
-                with contextlib.suppress(sqlite3.OperationalError):  # somebody else has it open
+                with contextlib.suppress(sqlite3.OperationalError):  # another process has it open
                     self._base.execute("PRAGMA journal_mode=DELETE")
             self._base.close()
 
@@ -125,7 +123,7 @@ def _opened(address: str, make: bool) -> sqlite3.Connection:
 
 
 def _write_ahead(base: sqlite3.Connection) -> None:
-    # Where two processes open a new file at once, SQLite refuses one of them here without waiting.
+    # If two processes open a new file at once, SQLite refuses one of them without waiting.
     until = time.monotonic() + BUSY_S
     while True:
         try:
@@ -142,7 +140,7 @@ def _quoted(path: Path) -> str:
 
 
 class Records:
-    """The open logs of this process: one per folder and mode, so that programs share them."""
+    """The open logs of this process, one per folder and mode, shared by programs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,17 +155,17 @@ class Records:
             return self._open[name]
 
     def release(self, folder: str | os.PathLike[str]) -> None:
-        """Close those of one folder. What was written is then one plain file, which can be moved, and read
-        where nothing can be written."""
-        place = os.path.abspath(folder)
+        """Close the logs of one folder. The record is then one plain file, which can be moved, and read on a
+        read-only disk."""
+        path = os.path.abspath(folder)
         with self._lock:
-            held = [self._open.pop((place, mode), None) for mode in MODES]
+            held = [self._open.pop((path, mode), None) for mode in ("rw", "ro")]
         for record in held:
             if record is not None:
                 record.close(alone=True)
 
     def close(self) -> None:
-        """Close all of them; they are opened anew when asked for."""
+        """Close all logs; they are opened again when used."""
         with self._lock:
             for record in self._open.values():
                 record.close()

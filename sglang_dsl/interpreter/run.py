@@ -1,57 +1,171 @@
-"""What a run is made of, apart from the executors themselves: shared facts, the body beside the reader, the
-text that forks start from, the things that wait in a queue, and how a failure gets its place."""
+"""Parts of a run, apart from the executors themselves. Knows no nodes' meaning and no particular backend.
+
+Variable    a named value to come, and the stream of pieces it arrives in
+Mark        a point in a program's queue: the text up to there, or why it failed
+RunInfo     what all forks of one run share
+Body, Stop  the user's function beside the reader, and what ends it
+Prefix      the text that sibling forks start from
+Item        an entry of a queue
+located     a failure with its place in the program
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import itertools
-import os
 import threading
-import traceback
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from runtime.formats.reasoning.types import Split
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.waiting import Until, awaiting
-from sglang_dsl.conversation.usage import Ledger
+from sglang_dsl.concurrency.streams import Piece, Signal, Stream, Until, awaiting
+from sglang_dsl.conversation.requests import Call, Completion, Ledger
+from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
-    InvalidValue,
+    MissingVariable,
     ProgramCancelled,
     ProgramError,
     Stack,
     Timeout,
+    again,
     copied,
     headline,
+    near,
     stacks,
 )
-from sglang_dsl.interpreter.calls import Calls
-from sglang_dsl.interpreter.lower import Lowered
+from sglang_dsl.interpreter.calls import Before, CallContext, Calls
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog
-from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Gen, Node, Sampling, Source
+from sglang_dsl.ir import Gen, Node, Sampling, Source, caller
+from sglang_dsl.ir.typed import Typed
 from sglang_dsl.tool_use.offers import Offer
+from sglang_dsl.views.snapshot import VariableSnapshot
+
+_NO_META: dict[str, Any] = {}
+
+
+def missing(name: str, known: Iterable[str], program: str) -> MissingVariable:
+    """The error of a variable that nothing sets."""
+    names = list(known)
+    shown = ", ".join(map(repr, names)) or "none"
+    return MissingVariable(
+        f"no variable {name!r}; known: {shown}{near(name, names)}",
+        program=program,
+        variable=name,
+        source=caller(),
+        hint=None if names else f"it is set by what is added to the state: s += gen({name!r})",
+    )
+
+
+class Variable(Stream):
+    """One setting of a name, with the pieces it is streamed in. Ends exactly once, with a value or an error.
+    `typed`: the type of the value; `raw`: the generated text or texts, also if they are no valid value."""
+
+    __slots__ = ("done", "error", "meta", "name", "raw", "typed", "value")
+
+    def __init__(self, name: str | None, typed: Typed | None = None) -> None:
+        self._wakers = []
+        self.pieces = ()
+        self.name, self.typed = name, typed
+        self.raw: str | list[str] | None = None
+        self.value: Any = None
+        self.meta: dict[str, Any] = _NO_META
+        self.error: BaseException | None = None
+        self.done = False
+
+    def settle(self, value: Any, meta: dict[str, Any] | None = None) -> None:
+        self.value, self.meta = value, meta or {}
+        self.done = True
+        self.notify()
+
+    def so_far(self) -> Sequence[Piece]:
+        """The pieces by now; a value that was not streamed is one piece, created when it is read."""
+        if not self.pieces and self.done and self.error is None:
+            text = self.value if self.raw is None else self.raw
+            text = text[0] if isinstance(text, list) and text else text
+            self.pieces = [Piece(str(text), self.meta)]
+        return self.pieces
+
+    def fail(self, error: BaseException) -> None:
+        self.error, self.done = error, True
+        self.notify()
+
+    def ended(self) -> int | None:
+        """The number of pieces, if the variable has ended."""
+        return len(self.so_far()) if self.done else None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise again(self.error)
+        return self.value
+
+    def text(self) -> Any:
+        """The generated text of a variable that has ended. Raises its error."""
+        return self.result() if self.raw is None else self.raw
+
+    def snapshot(self) -> VariableSnapshot:
+        """The variable at this moment; does not wait."""
+        done = self.done  # read first: the value is set before it
+        text = "".join(piece.text for piece in self.pieces) if self.raw is None else self.raw
+        name = self.name or ""
+        if not done:
+            return VariableSnapshot(name, "pending", text)
+        if self.error is not None:
+            return VariableSnapshot(name, "failed", text, None, self.error, self.meta)
+        if self.raw is None and isinstance(self.value, str):
+            text = self.value
+        return VariableSnapshot(name, "done", text, self.value, None, self.meta)
+
+
+class Mark:
+    """A point in the queue. `index`: how many streamed pieces were before it."""
+
+    __slots__ = ("done", "error", "index", "signal", "transcript")
+
+    def __init__(self, signal: Signal | None = None) -> None:
+        self.transcript = Transcript.EMPTY
+        self.error: BaseException | None = None
+        self.index: int | None = None
+        self.done = False
+        self.signal = signal or Signal()
+
+    def reach(self, transcript: Transcript, error: BaseException | None, index: int) -> None:
+        self.transcript, self.error, self.index, self.done = transcript, error, index, True
+        self.signal.notify()
+
+    def result(self) -> Transcript:
+        if self.error is not None:
+            raise again(self.error)
+        return self.transcript
+
+    async def reached(self, until: Until) -> None:
+        """Wait for it."""
+        if not self.done:
+            await until(self.signal, lambda: self.done)
+
+    async def wait(self, until: Until) -> Transcript:
+        """The text up to here; waits. Raises an earlier error."""
+        await self.reached(until)
+        return self.result()
+
+
+# -- the run -------------------------------------------------------------------------------------------------
 
 M = TypeVar("M")
 
 
-class Member(Protocol):
-    """An executor, as its run sees it."""
-
-    def mark(self) -> Mark: ...
-
-
 class WeakRefs(Generic[M]):
-    """Things that are not kept alive by it. Most hold one; a WeakSet, which is dear to make, is there from
-    the second on. Not for several threads at once."""
+    """Weak references. Most have one; a WeakSet, which is slow to create, is used from the second on. Not
+    thread-safe."""
 
     __slots__ = ("_first", "_others")
 
@@ -68,15 +182,15 @@ class WeakRefs(Generic[M]):
         self._others.add(thing)
 
     def live(self) -> list[M]:
-        """Those that there are still."""
+        """Those that still exist."""
         first = None if self._first is None else self._first()
-        found = [] if first is None else [first]
-        return found if self._others is None else [*found, *self._others]
+        alive = [] if first is None else [first]
+        return alive if self._others is None else [*alive, *self._others]
 
 
 class Stop:
-    """Whether a body that runs beside its caller is to end: all that it asks for, itself or by the programs
-    it calls, is cancelled, and nothing it adds later is done."""
+    """Stops a body that runs beside its caller: what it has requested, itself or by the programs it calls, is
+    cancelled, and nothing that it adds later is evaluated."""
 
     def __init__(self, outer: Stop | None = None) -> None:
         self.stopped = False
@@ -87,8 +201,7 @@ class Stop:
             outer.enter(self)
 
     def enter(self, part: Any) -> None:
-        """`part`, an executor, a coroutine's task or a Stop further in, is cancelled with it. It is not kept
-        alive."""
+        """Cancel `part` with it: an executor, a task or an inner Stop, which is held weakly."""
         with self._lock:
             self._parts.add(part)
         if self.stopped:
@@ -100,24 +213,24 @@ class Stop:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Cancel what runs by now, and nothing that begins later."""
+        """Cancel what is running now, and nothing that begins later."""
         with self._lock:
             parts = self._parts.live()
         for part in parts:
             part.cancel()
 
     def inside(self) -> contextvars.Token[Stop]:
-        """From here on, in this context, programs belong to it; until outside()."""
+        """From now on programs in this context belong to it; until outside()."""
         return _STOP.set(self)
 
     def outside(self, before: contextvars.Token[Stop]) -> None:
-        """From here on they belong to what they belonged to before."""
+        """Programs in this context belong to the earlier Stop again."""
         _STOP.reset(before)
 
 
 @dataclass(eq=False)
 class Task:
-    """A body that is a coroutine, on the language's loop."""
+    """The task of a body that is a coroutine, on the language's loop."""
 
     task: asyncio.Task[Any] | None
 
@@ -130,14 +243,13 @@ class Task:
 
 
 class _Never(Stop):
-    """Of programs that nobody can stop but by their own states."""
+    """The Stop of programs that are stopped by their own states only."""
 
     def enter(self, part: Any) -> None:
         return
 
 
 _NEVER = _Never()
-_NOTHING_SAID = Sampling()
 _STOP: contextvars.ContextVar[Stop] = contextvars.ContextVar("sglang_dsl_stop", default=_NEVER)
 
 
@@ -148,45 +260,37 @@ def stop_here() -> Stop:
 
 
 class RunInfo:
-    """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
+    """What all forks of one run share. `timeout`: seconds per call. `index`: the item's position in a batch.
     `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `caller`: the
-    run that called this program. `stop`: what stops it from outside."""
+    run that called this program. `stop`: stops it from outside."""
 
     __slots__ = (
         "__weakref__", "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index",
-        "inline", "ledger", "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+        "inline", "ledger", "meters", "program", "record", "ret_value", "seed", "speculation", "stop",
+        "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
-        self,
-        program: str,
-        backend: Backend | None,
-        defaults: Sampling = _NOTHING_SAID,
-        timeout: float | None = None,
-        stream: bool = False,
-        seed: int | None = None,
-        meters: tuple[Meter, ...] = (),
-        record: CallLog | None = None,
-        index: int | None = None,
-        inline: bool = False,
-        speculation: int | None = None,
-        caller: RunInfo | None = None,
+        self, program: str, scope: Scope, index: int | None, stream: bool, speculation: int | None
     ) -> None:
-        self.program, self.backend, self.defaults, self.timeout = program, backend, defaults, timeout
-        self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
-        self.index, self.inline, self.speculation = index, inline, speculation
-        self.caller = caller
-        self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
+        self.program, self.index, self.stream, self.speculation = program, index, stream, speculation
+        self.backend, self.timeout, self.meters = scope.backend, scope.timeout, scope.meters
+        self.record, self.inline, self.caller = scope.record, scope.inline, scope.caller
+        # The seed is no default of the calls: each derives its own.
+        self.seed, self.defaults = scope.sampling.seed, scope.sampling
+        if self.seed is not None:
+            self.defaults = replace(self.defaults, seed=None)
+        self.ret_value: Any = None
+        self.ledger: Ledger = Ledger(None if self.caller is None else self.caller.ledger)
         self.stop = _STOP.get()
-        # What its function raised, where that runs beside the reader: why the rest is not done.
+        # The exception of its function, if that runs beside the reader: why the rest is not evaluated.
         self.failure: BaseException | None = None
-        self._members: WeakRefs[Member] = WeakRefs()
+        self._members: WeakRefs[Any] = WeakRefs()
         self._lock = threading.Lock()
         self._calls: Calls | None = None
 
     @property
     def calls(self) -> Calls:
-        """How its calls are made."""
         if self._calls is None:
             record, seed, index = self.record, self.seed, self.index
             self._calls = Calls(
@@ -194,7 +298,7 @@ class RunInfo:
             )
         return self._calls
 
-    def enter(self, member: Member) -> None:
+    def enter(self, member: Any) -> None:
         run: RunInfo | None = self
         while run is not None:
             with run._lock:
@@ -202,17 +306,44 @@ class RunInfo:
             run = run.caller
         self.stop.enter(member)
 
-    def live(self) -> list[Member]:
-        """The executors that still live, of the run and of the programs it called."""
+    def live(self) -> list[Any]:
+        """The executors that still exist, of the run and of the programs it called."""
         with self._lock:
             return self._members.live()
 
     async def usage(self, until: Until) -> dict[str, int]:
-        """Totals over the run, its forks and the programs it called; waits for what they have queued.
-        Failures do not stop it."""
+        """Totals over the run, its forks and the programs it called; waits for what they have queued, failed
+        or not."""
         for member in self.live():
             await member.mark().reached(until)
         return self.ledger.total()
+
+
+class Scope(msgspec.Struct, frozen=True, eq=False):
+    """What a program passes on to the programs that it calls. `caller`: the calling run."""
+
+    backend: Backend | None
+    sampling: Sampling
+    timeout: float | None
+    meters: tuple[Meter, ...] = ()
+    record: CallLog | None = None
+    inline: bool = False
+    caller: RunInfo | None = None
+
+    def inside(self, run: RunInfo) -> Scope:
+        """This scope for the function of `run`, which is charged for the programs that it calls."""
+        return msgspec.structs.replace(self, caller=run)
+
+    def run(
+        self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
+    ) -> RunInfo:
+        """A run in this scope. Raises BadProgram for a stream with num_api_spec_tokens."""
+        if stream and speculation is not None and self.backend is not None and self.backend.speculates:
+            raise BadProgram(
+                f"{program} has num_api_spec_tokens, so its values are known only when a whole reply is "
+                "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
+            )
+        return RunInfo(program, self, index, stream, None if stream else speculation)
 
 
 _NUMBERS = itertools.count()
@@ -222,8 +353,8 @@ _INSIDE: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("sglan
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """The user's function, where it runs beside the reader (stream). `end` is reached when it has returned
-    and all it said has been done."""
+    """The user's function, if it runs beside the reader (stream). `end` is reached when it has returned and
+    everything it added has been evaluated."""
 
     end: Mark
     done: bool = False
@@ -232,19 +363,19 @@ class Body:
     stop: Stop = field(default_factory=lambda: stop_here())
 
     def enter(self) -> None:
-        """From here on, in this context and those that come of it, the code is the body's own."""
+        """From now on the code in this context, and in copies of it, is part of the body."""
         _INSIDE.set((*_INSIDE.get(), self.number))
         self.stop.inside()
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it may still add something, from other code than the caller's."""
+        """Whether code other than the caller's may still add something."""
         return not self.done and self.number not in _INSIDE.get()
 
 
 class Prefix:
-    """The text that sibling forks start from. With more than one, the backend's cache is warmed with it,
-    once, before the first of them generates. The locks are fair: siblings go on in the order in which they
+    """The text that sibling forks start from. If there are several, it is put into the backend's cache once,
+    before the first of them generates. The locks are fair: siblings continue in the order in which they
     began."""
 
     def __init__(self, mark: Mark, size: int) -> None:
@@ -261,7 +392,7 @@ class Prefix:
         return self.mark
 
     async def warm(self, backend: Backend) -> None:
-        """Raises what the warm-up raised, to every sibling alike."""
+        """Raises the error of the warm-up, to every sibling alike."""
         async with self._warm_turn:
             if self._error is not None:
                 raise self._error
@@ -275,10 +406,10 @@ class Prefix:
 
 
 class Item(msgspec.Struct, eq=False, gc=False):
-    """One thing to do: constant text (`lead`), and behind it a node with the place of its `+=` and the
-    variable it sets (and the one for its reasoning), a mark to reach, or one to go back to. `ready`: a
-    generation, lowered. `step`: how many calls this branch had asked for before. `offer`: of a generation,
-    the tools that it may call."""
+    """An entry of a queue: constant text (`lead`), and behind it a node with its line and the variable it
+    sets (and the one for its reasoning), a mark to reach, or a mark to go back to (`back`). `ready`: a
+    generation as a call without its prompt. `step`: how many calls this branch had queued before. `offer`:
+    the tools that a generation may call."""
 
     node: Node | None = None
     src: Source | None = None
@@ -286,112 +417,56 @@ class Item(msgspec.Struct, eq=False, gc=False):
     mark: Mark | None = None
     back: Mark | None = None
     reasoning: Variable | None = None
-    ready: Lowered | None = None
+    ready: Call | None = None
     lead: tuple[Node, ...] = ()
     step: int = 0
     offer: Offer | None = None
 
 
-def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
-    """What a generated text is read as. `meta`: of this text (see of_sample). Raises InvalidValue: it is no
-    value of its type, or the backend says that it is not what its constraint requires."""
-    fault = meta.get("invalid")
-    if node.typed is None and fault is None:
-        return text
-    start = meta.get("answer_start")
-    if node.reasoning is None and isinstance(start, int):
-        text = text[start:]  # the rest is reasoning before it (require_reasoning)
-    try:
-        value = text
-        if node.typed is not None and (fault is None or node.typed.kind == "json"):
-            value = node.typed.read(text)
-        if fault is not None:
-            raise ValueError(fault)
-        return value
-    except ValueError as error:
-        wanted = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
-        hint = None if fault is None or node.retries else "gen(name, type, retries=2) asks again"
-        raise InvalidValue(
-            f"the text is not {wanted}: {error}; it is {text!r:.200}",
-            retryable=fault is not None,
-            hint="it was cut off: increase max_tokens" if was_cut(meta) else hint,
-        ) from error
+class EvaluatorState(Protocol):
+    """A state's Evaluator, for the modules that it calls."""
+
+    run: RunInfo
+    transcript: Transcript
+    error: BaseException | None
+    output: Stream
+    meters: tuple[Meter, ...]
+
+    @property
+    def before(self) -> Before: ...
+    def context(self, kind: str, name: str | None, item: Item, timeout: float | None) -> CallContext: ...
+    def evaluate(self, node: Node, item: Item) -> Coroutine[Any, Any, None]: ...
+    def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
+    def advance(self, transcript: Transcript) -> None: ...
+    def fail(self, cause: BaseException, item: Item) -> None: ...
+    async def warm(self, backend: Backend) -> None: ...
 
 
-def _form(node: Gen) -> str:
-    """The parameter of gen that says what the text must match."""
-    forms = ("dtype", "regex", "json_schema", "ebnf", "structural_tag", "choices")
-    return next((form for form in forms if getattr(node, form) is not None), "constraint")
-
-
-def of_sample(meta: dict[str, Any], index: int) -> dict[str, Any]:
-    """What was said of one text of a generation."""
-    samples = meta.get("samples")
-    return samples[index] if samples else meta
-
-
-def was_cut(meta: dict[str, Any]) -> bool:
-    """Whether a text ended at its token limit."""
-    return bool((meta.get("finish_reason") or {}).get("type") == "length")
-
-
-def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:
-    """The error a reader gets for `cause`: the same kind where it is the language's own, with its place
-    filled in."""
+def located(cause: BaseException, context: dict[str, Any], timeout: float | None) -> ProgramError:
+    """The error that readers get for `cause`: of the same kind if it is one of the language's, with its place
+    in the program."""
     match cause:
         case ProgramError():
             error = copied(cause)
-            for key, value in place.items():
+            for key, value in context.items():
                 if getattr(error, key) is None:
                     setattr(error, key, value)
         case asyncio.CancelledError():
-            error = ProgramCancelled("the program was cancelled before this was done", **place)
+            error = ProgramCancelled("the program was cancelled before this was done", **context)
         case TimeoutError():
             error = Timeout(
                 f"no answer within {timeout:g} s" if timeout is not None else "no answer in time",
                 retryable=True,
                 hint="allow more time with run(timeout=...)",
-                **place,
+                **context,
             )
         case BadProgram():
-            error = ProgramError(str(cause), **place)
+            error = ProgramError(str(cause), **context)
         case _:
-            error = BackendError(headline(cause), **place)
-    # Of an error of the language, what it came of: itself would be told twice.
-    own = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
-    if (below := cause.__cause__ if own else cause) is not None:
+            error = BackendError(headline(cause), **context)
+    # An error of the language would be shown twice: its own cause is shown.
+    is_ours = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
+    if (below := cause.__cause__ if is_ours else cause) is not None:
         error.__cause__ = below
     error.stacks = (*stacks(cause), Stack(type(error).__name__, ()))
     return error
-
-
-def place_in(error: BaseException) -> Source | None:
-    """Where the user's code stood when `error` came through it: the innermost frame outside this package."""
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if not frame.f_code.co_filename.startswith(_HERE):
-            found = Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
-    return found
-
-
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_BACKENDS = os.path.join(_HERE, "backends") + os.sep
-
-
-def forget_frames(error: BaseException) -> None:
-    """Empty the language's frames that an error and its causes came through: an error is kept as long as its
-    reader likes, what these frames held, the state, is not. The outermost frame, which still runs, cannot be
-    emptied: it leaves the traceback. Frames of backends and of users are left alone: they may be those of a
-    coroutine that handed its error on and waits for more work, and emptying a frame ends its coroutine."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:  # causes may go round in a circle
-        for frame, _ in traceback.walk_tb(at.__traceback__):
-            file = frame.f_code.co_filename
-            if file.startswith(_HERE) and not file.startswith(_BACKENDS):
-                with contextlib.suppress(RuntimeError):  # it runs
-                    frame.clear()
-        seen.add(id(at))
-        at = at.__cause__

@@ -1,14 +1,14 @@
 """num_api_spec_tokens: fewer calls of an API that is paid by the call and by the prompt's tokens. One call
-asks for more than its generation needs; what comes after is kept, and constant text and generations that
-follow are served from it.
+requests more tokens than its generation needs; the constant text and generations that follow are served from
+the rest.
 
-    Ahead        where the backend goes on from any text: the rest of a reply, taken piece by piece
-    match()      where it only replies from a turn's begin: one reply against the whole turn
-    Speculation  which of the two, for one state; holds a turn's nodes back until one of them is needed
+    Ahead        for backends that continue any text: the rest of a reply, used piece by piece
+    match()      for backends that only reply from a turn's begin: one reply against the whole turn
+    Speculation  chooses between them, for one state; holds a turn's nodes back until one of them is needed
 
-What the model did not say is never taken from a rest: text that differs discards it, and a turn that a reply
-does not follow is asked for again, at last an error. Knows no transport; backends that have a prefix cache of
-their own do not speculate.
+A rest is used only as far as it agrees with the program's text; otherwise it is discarded, and a turn that
+the reply does not follow is requested again, and finally an error. Knows no transport; backends with a prefix
+cache do not speculate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import bisect
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,14 +27,13 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BackendError, BadProgram
-from sglang_dsl.interpreter.calls import Where
 from sglang_dsl.interpreter.lower import lower
-from sglang_dsl.interpreter.replies.reasoning import Split
-from sglang_dsl.interpreter.run import Item, RunInfo
-from sglang_dsl.ir import Gen, Node, ScopeBegin, ScopeEnd, Text
+from sglang_dsl.interpreter.replies.texts import Split
+from sglang_dsl.interpreter.run import EvaluatorState, Item
+from sglang_dsl.ir import Gen, ScopeBegin, ScopeEnd, Text
 
 TRIES = 3
-"""How often a turn is asked for whose replies do not follow it."""
+"""How often a turn is requested if its replies do not follow it."""
 _SHOWN = 60
 
 
@@ -42,7 +41,7 @@ _SHOWN = 60
 
 
 def why_not(call: Call) -> str | None:
-    """What of a call keeps it from being served from a longer reply; None where nothing does."""
+    """The reason why a call cannot be served from a longer reply; None if it can."""
     sampling = call.sampling
     reasons = {
         "n": call.n != 1,
@@ -58,24 +57,23 @@ def why_not(call: Call) -> str | None:
 
 
 def _kind(sampling: SamplingParams) -> SamplingParams:
-    """What a reply's text depends on, apart from where it ends."""
+    """The sampling parameters without those about the end of the text."""
     return msgspec.structs.replace(sampling, stop=(), max_new_tokens=1)
 
 
 def first_stop(
     text: str, stops: Sequence[str], start: int = 0, end: int | None = None
 ) -> tuple[int, str] | None:
-    """Where the first of `stops` that lies wholly in text[start:end] begins, and which it is; of those that
-    begin there the longest is told."""
+    """Position and text of the first of `stops` in text[start:end]; the longest of those that begin there."""
     limit = len(text) if end is None else end
-    found = [(at, -len(stop), stop) for stop in stops if stop and (at := text.find(stop, start, limit)) >= 0]
-    return (min(found)[0], min(found)[2]) if found else None
+    matches = [(at, -len(one), one) for one in stops if one and (at := text.find(one, start, limit)) >= 0]
+    return (min(matches)[0], min(matches)[2]) if matches else None
 
 
 @dataclass(slots=True)
 class _Rest:
-    """A reply from `at` on. `ends`: where each token ends, None where the API does not tell; `total`: how
-    many tokens the whole has, None where that is not known."""
+    """A reply from `at` on. `ends`: the end of each token, None if the API does not report it; `total`: the
+    tokens of the whole reply, if known."""
 
     text: str
     kind: SamplingParams
@@ -86,40 +84,41 @@ class _Rest:
     at: int = 0
 
     def skip(self, text: str) -> bool:
-        """Go over constant text. False where the reply says something else."""
+        """Skip constant text. False if the reply differs."""
         if not self.text.startswith(text, self.at):
             return False
         self.at += len(text)
         return True
 
-    def take(self, stops: Sequence[str], room: int) -> tuple[str, dict[str, Any]] | None:
-        """The next value, of at most `room` tokens, and its finish; None where the reply does not tell."""
-        end, sure = self._within(room)
-        found = first_stop(self.text, stops, self.at, end)
-        if found is not None:
-            begin, self.at = self.at, found[0]
-            return self.text[begin : found[0]], {"type": "stop", "matched": found[1]}
+    def take(self, stops: Sequence[str], limit: int) -> tuple[str, dict[str, Any]] | None:
+        """The next value, of at most `limit` tokens, and its finish reason; None if the reply is too
+        short."""
+        end, sure = self._within(limit)
+        stop = first_stop(self.text, stops, self.at, end)
+        if stop is not None:
+            begin, self.at = self.at, stop[0]
+            return self.text[begin : stop[0]], {"type": "stop", "matched": stop[1]}
         if not sure:
             return None
         begin, whole = self.at, end == len(self.text)
         if whole and self.complete:
             finish = {"type": "stop"}
-        elif not whole or self._count(begin) == room:
+        elif not whole or self._count(begin) == limit:
             finish = {"type": "length"}
         else:
-            return None  # the reply ended before its value did
+            return None  # the reply ended before the value
         self.at = end
         return self.text[begin:end], finish
 
-    def _within(self, room: int) -> tuple[int, bool]:
-        """How far `room` tokens reach from here, and whether that is certain; else they reach at least so
-        far: a token is at least one byte."""
+    def _within(self, limit: int) -> tuple[int, bool]:
+        """The end of `limit` tokens from here, and whether it is exact; else it is a lower bound, as a token
+        has at least one byte."""
         if self.ends is not None:
-            index = bisect.bisect_right(self.ends, self.at) + room - 1
+            index = bisect.bisect_right(self.ends, self.at) + limit - 1
             return (self.ends[index] if index < len(self.ends) else len(self.text)), True
-        if self.total is not None and self.total <= room:
+        if self.total is not None and self.total <= limit:
             return len(self.text), True
-        return self.at + len(self.text[self.at :].encode()[:room].decode(errors="ignore")), False
+        return self.at + len(self.text[self.at :].encode()[:limit].decode(errors="ignore")), False
 
     def _count(self, begin: int) -> int | None:
         """Tokens from `begin` to the end."""
@@ -129,14 +128,14 @@ class _Rest:
 
 
 class Ahead:
-    """What the model has said already beyond the state's text."""
+    """What the model has generated beyond the state's text."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._rest: _Rest | None = None
 
-    def said(self, text: str) -> None:
-        """Text was added that the model did not generate: what was kept stays where it goes on just so."""
+    def skip(self, text: str) -> None:
+        """Constant text was added: the rest is kept if it continues with it."""
         if self._rest is not None and not self._rest.skip(text):
             self._rest = None
 
@@ -144,21 +143,21 @@ class Ahead:
         self._rest = None
 
     async def answered(
-        self, call: Call, make: Callable[[Call], Awaitable[Completion]], *, tells_tokens: bool
+        self, call: Call, make: Callable[[Call], Awaitable[Completion]], *, reports_tokens: bool
     ) -> Completion:
-        """The call's answer, from what is there or by `make`."""
+        """The answer of the call, from the rest or by `make`."""
         if why_not(call) is not None:
             self._rest = None
             return await make(call)
-        if (found := self._served(call)) is not None:
-            return found
+        if (served := self._served(call)) is not None:
+            return served
         self._rest = None
-        room = max(self._tokens, call.sampling.max_new_tokens)
-        longer = room > call.sampling.max_new_tokens
+        limit = max(self._tokens, call.sampling.max_new_tokens)
+        longer = limit > call.sampling.max_new_tokens
         wide = msgspec.structs.replace(
             call,
-            sampling=msgspec.structs.replace(call.sampling, stop=(), max_new_tokens=room),
-            return_logprob=longer and tells_tokens,
+            sampling=msgspec.structs.replace(call.sampling, stop=(), max_new_tokens=limit),
+            return_logprob=longer and reports_tokens,
         )
         done = await make(wide)
         meta = {key: value for key, value in done.meta.items() if not key.endswith("_logprobs")}
@@ -185,19 +184,19 @@ class Ahead:
 
 
 def served_meta(finish: dict[str, Any], request: object) -> dict[str, Any]:
-    """Of a value for which nothing was asked."""
+    """Metadata of a value without a call."""
     meta = {"finish_reason": finish, "prompt_tokens": 0, "completion_tokens": 0, "speculated": True}
     return meta if request is None else {"id": request, **meta}
 
 
 def _ends(done: Completion) -> list[int] | None:
-    """Where each token of a completion ends; None where its tokens are not told, or are not its text."""
-    told = done.meta.get("output_token_logprobs")
-    if not told:
+    """The end of each token of a completion; None if its tokens are not reported, or do not add up to it."""
+    logprobs = done.meta.get("output_token_logprobs")
+    if not logprobs:
         return None
     text, ends, at = done.texts[0], [], 0
-    for _, _, token in told:
-        # Control tokens are told and do not stand in the text.
+    for _, _, token in logprobs:
+        # Control tokens are reported and are not in the text.
         if isinstance(token, str) and text.startswith(token, at):
             at += len(token)
         ends.append(at)
@@ -214,59 +213,43 @@ def _number(value: object) -> int | None:
 def match(
     pieces: Sequence[str | tuple[str, ...]], text: str, *, complete: bool
 ) -> list[tuple[str, dict[str, Any]]] | str:
-    """A reply against a turn: constant texts, and for each generation its stop strings. Gives each
-    generation's value and finish, or in words what does not match.
+    """Match a reply against a turn: constant texts, and for each generation its stop strings. Returns the
+    value and finish reason of each generation, or a message about what does not match.
 
-    Constant text stands there letter by letter; a generation ends at its first stop string, the last of all
-    also where the reply does. `complete`: whether the reply is whole, or was cut at its token limit.
+    Constant text must match exactly; a generation ends at its first stop string, the last one also at the end
+    of the reply. `complete`: whether the reply is whole, or was cut at its token limit.
     """
     values: list[tuple[str, dict[str, Any]]] = []
     at, last = 0, len(pieces) - 1
     for index, piece in enumerate(pieces):
         if isinstance(piece, str):
             if not text.startswith(piece, at):
-                found = text[at : at + max(_SHOWN, len(piece))]
+                actual = text[at : at + max(_SHOWN, len(piece))]
                 cut = "" if complete or len(text) - at >= len(piece) else ", where its token limit ended it"
-                return f"{piece[:200]!r} was to come after {text[:at][-_SHOWN:]!r}, it says {found!r}{cut}"
+                return f"{piece[:200]!r} was to come after {text[:at][-_SHOWN:]!r}, it says {actual!r}{cut}"
             at += len(piece)
             continue
-        found_stop = first_stop(text, piece, at)
-        if found_stop is not None:
-            values.append((text[at : found_stop[0]], {"type": "stop", "matched": found_stop[1]}))
-            at = found_stop[0]
+        stop = first_stop(text, piece, at)
+        if stop is not None:
+            values.append((text[at : stop[0]], {"type": "stop", "matched": stop[1]}))
+            at = stop[0]
         elif index == last:
             values.append((text[at:], {"type": "stop" if complete else "length"}))
             at = len(text)
         else:
             ended = "ends" if complete else "was cut at its token limit"
-            said = " or ".join(map(repr, piece))
-            return (
-                f"the generation after {text[:at][-_SHOWN:]!r} was to end at {said}, the reply {ended} before"
-            )
+            stops, before = " or ".join(map(repr, piece)), text[:at][-_SHOWN:]
+            return f"the generation after {before!r} was to end at {stops}, the reply {ended} before"
     return values
-
-
-class _State(Protocol):
-    """A state's Evaluator, as far as it is needed here."""
-
-    run: RunInfo
-    transcript: Transcript
-    error: BaseException | None
-
-    def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where: ...
-    async def warm(self, backend: Backend) -> None: ...
-    async def do(self, node: Node, item: Item) -> None: ...
-    def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
-    def fail(self, cause: BaseException, item: Item) -> None: ...
 
 
 @dataclass
 class Speculation:
-    """For one state. Its coroutine alone calls this; others look at `held` while that rests."""
+    """For one state; used by its coroutine. Other threads read `held` while that is idle."""
 
     tokens: int
     prefills: bool
-    tells_tokens: bool
+    reports_tokens: bool
     held: list[Item] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -274,110 +257,112 @@ class Speculation:
 
     @classmethod
     def of(cls, tokens: int | None, backend: Backend | None) -> Speculation | None:
-        """None where nothing is to be speculated about, or the backend's own cache makes it needless."""
+        """None without num_api_spec_tokens, and for a backend with a prefix cache."""
         if tokens is None or backend is None or not backend.speculates:
             return None
-        return cls(tokens, backend.prefills, backend.tells_tokens)
+        return cls(tokens, backend.prefills, backend.reports_tokens)
 
     def goes_on(self, transcript: Transcript) -> bool:
-        """Whether a reply's rest can be gone on with here."""
+        """Whether the rest of a reply can be used here."""
         return self.prefills or transcript.role is None
 
-    async def evaluate(self, item: Item, state: _State) -> None:
-        """Do one thing of the queue, or hold it back. Raises what goes wrong."""
+    async def evaluate(self, item: Item, state: EvaluatorState) -> None:
+        """Evaluate one entry of the queue, or hold it back. Raises its error."""
         node = item.node
         waits = isinstance(node, Text | Gen | ScopeBegin | ScopeEnd) and item.offer is None
         if waits and state.transcript.role == "assistant" and not self.goes_on(state.transcript):
             self.held.append(item)
             return
-        # One that cannot wait lets those before it go: a turn's end, or a mark that somebody waits for.
+        # An entry that cannot wait releases those before it: a turn's end, or a mark with a reader.
         await self._release(state)
         if node is None:
             return
         if isinstance(node, Text):
-            self.ahead.said(node.text)
+            self.ahead.skip(node.text)
         elif not waits:
             self.ahead.forget()
-        await state.do(node, item)
+        await state.evaluate(node, item)
 
-    async def answer(self, call: Call, node: Gen, item: Item, state: _State) -> Completion:
-        """A generation's answer: what the model has said already, or a new call's."""
+    async def answer(self, call: Call, node: Gen, item: Item, state: EvaluatorState) -> Completion:
+        """A generation's answer, from the rest or by a new call."""
         if node.reasoning is not None:
             self.ahead.forget()
             return await self._make(node, item, state, call)
         make = functools.partial(self._make, node, item, state)
-        return await self.ahead.answered(call, make, tells_tokens=self.tells_tokens)
+        return await self.ahead.answered(call, make, reports_tokens=self.reports_tokens)
 
-    async def _make(self, node: Gen, item: Item, state: _State, call: Call) -> Completion:
-        where = state.where("gen", node.name, item, node.timeout)
-        call = msgspec.structs.replace(call, timeout=where.timeout)
-        return await state.run.calls.generate(where, call, state.warm, None)
+    async def _make(self, node: Gen, item: Item, state: EvaluatorState, call: Call) -> Completion:
+        context = state.context("gen", node.name, item, node.timeout)
+        call = msgspec.structs.replace(call, timeout=context.timeout)
+        return await state.run.calls.generate(context, call, state.warm, None)
 
-    async def _release(self, state: _State) -> None:
-        """Do what was held back: somebody needs it, or the turn is over. Raises what goes wrong, after all
-        who wait have been told so."""
+    async def _release(self, state: EvaluatorState) -> None:
+        """Evaluate what was held back: it is read, or its turn has ended. Raises its error, after its
+        variables have failed."""
         items, self.held = self.held, []
         if not items:
             return
-        asked = next((item for item in items if isinstance(item.node, Gen)), items[0])
+        first = next((item for item in items if isinstance(item.node, Gen)), items[0])
         try:
             await self._do(items, state)
         except (Exception, asyncio.CancelledError) as error:
-            state.fail(error, asked)
-            self.held = items  # drop() tells those who wait for them
+            state.fail(error, first)
+            self.held = items  # drop() fails their variables
             raise
 
     def drop(self, error: BaseException) -> None:
-        """The state has failed: nothing of what waits will be done."""
+        """The state has failed: fail everything that is held back."""
         items, self.held = self.held, []
         self.ahead.forget()
         for item in items:
-            for made in (item.variable, item.reasoning):
-                if made is not None and not made.done:
-                    made.fail(error)
+            for variable in (item.variable, item.reasoning):
+                if variable is not None and not variable.done:
+                    variable.fail(error)
 
-    async def _do(self, items: list[Item], state: _State) -> None:
-        told = [item for item in items if isinstance(item.node, Text | Gen)]
-        gens = [item for item in told if isinstance(item.node, Gen)]
-        # A turn that has begun cannot be asked for from its begin; the backend says what it thinks of that.
-        if not gens or len(told) == 1 or state.transcript.kind != "open":
+    async def _do(self, items: list[Item], state: EvaluatorState) -> None:
+        parts = [item for item in items if isinstance(item.node, Text | Gen)]
+        gens = [item for item in parts if isinstance(item.node, Gen)]
+        # A turn that already has text cannot be requested from its begin; the backend decides about it.
+        if not gens or len(parts) == 1 or state.transcript.kind != "open":
             for item in items:
                 assert item.node is not None
-                await state.do(item.node, item)
+                await state.evaluate(item.node, item)
             return
-        values = iter(await self._asked(told, gens, state))
+        values = iter(await self._requested(parts, gens, state))
         for item in items:
             if isinstance(item.node, Gen):
                 done = next(values)
                 state.settle(item.node, item, done, [Split("", "", done.texts[0])])
             else:
                 assert item.node is not None
-                await state.do(item.node, item)
+                await state.evaluate(item.node, item)
 
-    async def _asked(self, told: list[Item], gens: list[Item], state: _State) -> list[Completion]:
+    async def _requested(
+        self, parts: list[Item], gens: list[Item], state: EvaluatorState
+    ) -> list[Completion]:
         """One value for each of `gens`."""
         nodes = [item.node for item in gens if isinstance(item.node, Gen)]
         prompt = state.transcript.prompt()
-        calls = [lower(node, state.run.defaults).call(prompt, None) for node in nodes]
-        self._check(nodes, calls, ends_with_gen=told[-1] is gens[-1])
-        room = max(self.tokens, *(call.sampling.max_new_tokens for call in calls))
-        sampling = msgspec.structs.replace(calls[0].sampling, stop=(), max_new_tokens=room)
+        calls = [msgspec.structs.replace(lower(node, state.run.defaults), prompt=prompt) for node in nodes]
+        self._check(nodes, calls, ends_with_gen=parts[-1] is gens[-1])
+        limit = max(self.tokens, *(call.sampling.max_new_tokens for call in calls))
+        sampling = msgspec.structs.replace(calls[0].sampling, stop=(), max_new_tokens=limit)
         stops = iter([call.sampling.stop for call in calls])
-        pieces = [item.node.text if isinstance(item.node, Text) else next(stops) for item in told]
+        pieces = [item.node.text if isinstance(item.node, Text) else next(stops) for item in parts]
         timeout = max((node.timeout for node in nodes if node.timeout is not None), default=None)
         problem = ""
         for _ in range(TRIES):
-            where = state.where("gen", nodes[0].name, gens[0], timeout)
-            call = msgspec.structs.replace(calls[0], sampling=sampling, timeout=where.timeout)
-            done = await state.run.calls.generate(where, call, state.warm, None)
+            context = state.context("gen", nodes[0].name, gens[0], timeout)
+            call = msgspec.structs.replace(calls[0], sampling=sampling, timeout=context.timeout)
+            done = await state.run.calls.generate(context, call, state.warm, None)
             complete = (done.meta.get("finish_reason") or {}).get("type") != "length"
-            found = match(pieces, done.texts[0], complete=complete)
-            if isinstance(found, str):
-                problem = found
+            values = match(pieces, done.texts[0], complete=complete)
+            if isinstance(values, str):
+                problem = values
                 continue
-            metas = [served_meta(finish, done.meta.get("id")) for _, finish in found]
-            metas[0] = dict(done.meta) | {"finish_reason": found[0][1]}
-            return [Completion((value,), meta) for (value, _), meta in zip(found, metas, strict=True)]
+            metas = [served_meta(finish, done.meta.get("id")) for _, finish in values]
+            metas[0] = dict(done.meta) | {"finish_reason": values[0][1]}
+            return [Completion((value,), meta) for (value, _), meta in zip(values, metas, strict=True)]
         raise BackendError(
             f"{TRIES} replies did not follow the assistant's turn: {problem}",
             retryable=True,
@@ -387,7 +372,7 @@ class Speculation:
 
     @staticmethod
     def _check(nodes: Sequence[Gen], calls: Sequence[Call], *, ends_with_gen: bool) -> None:
-        """Raises BadProgram for a turn that no one reply can be taken apart into."""
+        """Raises BadProgram for a turn whose generations cannot share one reply."""
         for node, call in zip(nodes, calls, strict=True):
             shown = f"gen({node.name!r})" if node.name else "gen()"
             reason = "separate_reasoning" if node.reasoning is not None else why_not(call)

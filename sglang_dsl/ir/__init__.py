@@ -1,4 +1,4 @@
-"""The intermediate representation: frozen nodes, types as forms of text, questions about a tree of nodes."""
+"""The intermediate representation: frozen nodes, types as forms of text, properties of a tree of nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from runtime.protocol.program import (
     media_of,
     to_dict,
 )
-from sglang_dsl.errors.source import caller
+from sglang_dsl.errors.tracebacks import caller
 from sglang_dsl.ir.syntax import as_node, concat
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""Values of a type while their JSON is being written. Knows types and plain data, no text and no nodes.
+"""Values of a type while their JSON is being generated. Knows types and plain data, no text and no nodes.
 
-What has ended is validated, so it is a value of its type. Models, dataclasses, TypedDicts and containers are
-shown while they are open, with None (or nothing, in a container) for what is not there yet. Half a string is
-shown where the type is str; elsewhere, as in a Literal or a date, it is no value yet. Of a union it must be
-certain which type it is.
+Complete parts are validated. Models, dataclasses, TypedDicts and containers are shown while they are open,
+with None (or nothing, in a container) for missing parts. An incomplete string is shown if the type is str;
+for other types, such as a Literal or a date, it is no value yet. A union is shown when only one of its types
+is possible.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_o
 from sglang_dsl.ir.typed import adapter_of, supertype
 
 Path: TypeAlias = "tuple[str | int, ...] | None"
-"""Where in a value it is still being written; () for the value itself, None for one that has ended."""
+"""Path of the part that is being written; () for the value itself, None for a complete one."""
 
 NOTHING: Final = object()
-"""There is nothing to show yet."""
+"""Nothing can be shown yet."""
 _UNKNOWN: Final = object()  # the type of a field whose annotation cannot be resolved
 _ANY: Final = (Any, object)
 _NUMBERS: Final = (int, float, bool, types.NoneType)
@@ -37,19 +37,19 @@ _MAPPINGS: Final[dict[Any, Any]] = {
     collections.OrderedDict: collections.OrderedDict, collections.Counter: collections.Counter,
     collections.defaultdict: lambda parts: collections.defaultdict(None, parts),
 }  # fmt: skip
-"""Types that are written as arrays, and as objects, and how a value of one is made."""
+"""Types that are written as JSON arrays, and as objects, with their constructors."""
 
 
 class Growing:
-    """The values of one text, in order. Ended parts are made once and shared between them."""
+    """The values of one text, in order. Complete parts are created once and shared."""
 
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
-        # By type and what was read; that is kept, so that its id stays its own.
+        # By type and data; the data is kept, so that its id stays unique.
         self._ended: dict[Any, tuple[Any, Any, Any]] = {}
 
     def value(self, data: Any, writing: Path) -> Any:
-        """What to show of `data`, JSON that was read so far and is being written at `writing`."""
+        """The value to show for `data`, the JSON so far, which is being written at `writing`."""
         return self._shown(self._annotation, data, writing)
 
     def _shown(self, annotation: Any, data: Any, writing: Path) -> Any:
@@ -65,10 +65,10 @@ class Growing:
         arms = [arm for arm in _arms(kind) if self._may_be(arm, data, writing)]
         if len(arms) > 1:
             arms = [arm for arm in arms if self._fits(arm, data, writing)]
-        return self._made(arms[0], data, writing) if len(arms) == 1 else NOTHING
+        return self._built(arms[0], data, writing) if len(arms) == 1 else NOTHING
 
     def _whole(self, annotation: Any, data: Any) -> Any:
-        """A value that has ended; one that is not valid is shown by its valid parts, if it has parts."""
+        """A complete value; an invalid one is built from its valid parts, if it has parts."""
         container = isinstance(data, dict | list)
         try:
             hash(annotation)
@@ -79,16 +79,16 @@ class Growing:
         known = self._ended.get(key)
         if known is not None:
             return known[2]
-        made = NOTHING if annotation is _UNKNOWN else _validated(annotation, data)
-        if made is NOTHING and container:
+        built = NOTHING if annotation is _UNKNOWN else _validated(annotation, data)
+        if built is NOTHING and container:
             arms = [arm for arm in _arms(_bare(annotation)) if self._may_be(arm, data, None)]
             if len(arms) == 1:
-                made = self._made(arms[0], data, None)
-        self._ended[key] = (annotation, data, made)
-        return made
+                built = self._built(arms[0], data, None)
+        self._ended[key] = (annotation, data, built)
+        return built
 
     def _may_be(self, kind: Any, data: Any, writing: Path) -> bool:
-        """Whether a type is written as an object, or an array, as `data` is."""
+        """Whether a type is written as JSON of the kind of `data`."""
         if kind in _ANY:
             return True
         root = _root(kind)
@@ -105,7 +105,7 @@ class Growing:
         )
 
     def _fits(self, kind: Any, data: Any, writing: Path) -> bool:
-        """Whether an object with these members so far may become one of this type among others."""
+        """Whether an object with these members so far may still become one of this type."""
         members = None if _root(kind) is not _UNKNOWN else _members(kind)
         if members is None or not isinstance(data, dict):
             return True
@@ -121,8 +121,8 @@ class Growing:
             for name, value in data.items()
         )
 
-    def _made(self, kind: Any, data: Any, writing: Path) -> Any:
-        """An object or array of this type, from its parts."""
+    def _built(self, kind: Any, data: Any, writing: Path) -> Any:
+        """An object or array of this type, built from its parts."""
         if kind in _ANY:
             return data
         root = _root(kind)
@@ -136,28 +136,28 @@ class Growing:
             return self._object(kind, members, data, writing)
         key, item = get_args(kind) or (Any, Any)
         names = ((self._shown(key, name, None), name) for name in data)
-        parts = ((name, self._shown(item, data[said], _below(writing, said))) for name, said in names)
+        parts = ((name, self._shown(item, data[raw], _below(writing, raw))) for name, raw in names)
         make = _MAPPINGS[get_origin(kind) or kind]
         return make({name: part for name, part in parts if name is not NOTHING and part is not NOTHING})
 
     def _array(self, kind: Any, members: Sequence[Member] | None, data: list[Any], writing: Path) -> Any:
-        base, given = get_origin(kind) or kind, get_args(kind)
+        base, arguments = get_origin(kind) or kind, get_args(kind)
         if members is not None:
             parts = self._parts([member.annotation for member in members], data, writing)
             return base._make([*parts, *[None] * (len(members) - len(parts))])
-        if base is tuple and given and given[-1] is not Ellipsis:
-            return tuple(self._parts(given, data, writing))
-        item = given[0] if given else Any
+        if base is tuple and arguments and arguments[-1] is not Ellipsis:
+            return tuple(self._parts(arguments, data, writing))
+        item = arguments[0] if arguments else Any
         shown = (self._shown(item, value, _below(writing, at)) for at, value in enumerate(data))
         kept = [one for one in shown if one is not NOTHING]
         make = _ARRAYS[base]
         try:
             return make(kept)
-        except TypeError:  # items of a set that cannot be hashed while they are open
+        except TypeError:  # incomplete items of a set may be unhashable
             return make(one for one in kept if type(one).__hash__ is not None)
 
     def _parts(self, annotations: Sequence[Any], data: list[Any], writing: Path) -> list[Any]:
-        """Items by place, up to the first that is not there yet."""
+        """Items by position, up to the first missing one."""
         parts: list[Any] = []
         for at, (annotation, value) in enumerate(zip(annotations, data)):
             part = self._shown(annotation, value, _below(writing, at))
@@ -179,10 +179,10 @@ class Growing:
         parts = {member.name: parts.get(member.name) for member in members}
         if hasattr(base, "model_construct"):
             return kind.model_construct(**parts)
-        made = object.__new__(base)
+        built = object.__new__(base)
         for name, part in parts.items():
-            object.__setattr__(made, name, part)
-        return made
+            object.__setattr__(built, name, part)
+        return built
 
 
 class Member(NamedTuple):
@@ -200,12 +200,12 @@ def _below(writing: Path, key: str | int) -> Path:
 def _validated(annotation: Any, data: Any) -> Any:
     try:
         return adapter_of(annotation).validate_json(json.dumps(data))
-    except Exception:  # noqa: BLE001 - of the user's own validators, too; told when the whole is read
+    except Exception:  # noqa: BLE001 - also of user validators; raised when the whole is read
         return NOTHING
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without what only annotates or renames it."""
+    """A type without annotations, aliases and type variables."""
     while True:
         annotation = supertype(annotation)
         origin = get_origin(annotation)
@@ -221,26 +221,28 @@ def _bare(annotation: Any) -> Any:
 
 
 def _substituted(annotation: Any, alias: Any) -> Any:
-    """A type with the variables of a generic `alias` replaced by what that was given."""
-    own = getattr(annotation, "__parameters__", ())
+    """A type with the variables of a generic `alias` replaced by its arguments."""
+    variables = getattr(annotation, "__parameters__", ())
     origin = get_origin(alias)
     parameters = getattr(origin, "__type_params__", ()) or getattr(origin, "__parameters__", ())
-    given = dict(zip(parameters, get_args(alias)))
+    replacements = dict(zip(parameters, get_args(alias)))
     if isinstance(annotation, typing.TypeVar):
-        return given.get(annotation, annotation)
-    return annotation[tuple(given.get(one, one) for one in own)] if own and given else annotation
+        return replacements.get(annotation, annotation)
+    if not variables or not replacements:
+        return annotation
+    return annotation[tuple(replacements.get(one, one) for one in variables)]
 
 
 def _arms(kind: Any) -> list[Any]:
-    """The types that a union may be, None aside; another type alone."""
+    """The types of a union without None; another type alone."""
     if get_origin(kind) not in (typing.Union, types.UnionType):
         return [kind]
-    found = [arm for one in get_args(kind) for arm in _arms(_bare(one))]
-    return [arm for arm in found if arm is not types.NoneType]
+    arms = [arm for one in get_args(kind) for arm in _arms(_bare(one))]
+    return [arm for arm in arms if arm is not types.NoneType]
 
 
 def _grows(kind: Any) -> bool:
-    """Whether half a string is a value of the type. A union must have no other type written as a string."""
+    """Whether an incomplete string is a value of the type. A union must have no other string type."""
     texts = [arm for arm in _arms(kind) if not _never_a_string(arm)]
     return bool(texts) and all(arm is str or arm in _ANY for arm in texts)
 
@@ -252,7 +254,7 @@ def _never_a_string(kind: Any) -> bool:
 
 
 def _root(kind: Any) -> Any:
-    """What a RootModel holds; _UNKNOWN for other types."""
+    """The type of a RootModel's content; _UNKNOWN for other types."""
     if not isinstance(kind, type) or not getattr(kind, "__pydantic_root_model__", False):
         return _UNKNOWN
     field = kind.model_fields["root"]  # type: ignore[attr-defined]
@@ -281,9 +283,9 @@ def _known_members(kind: Any) -> tuple[Member, ...] | None:
     if not isinstance(base, type):
         return None
     if hasattr(base, "model_construct"):
-        found = kind.model_fields.items()
+        fields = kind.model_fields.items()
         return tuple(
-            Member(name, _key(field, name), _with(field.annotation, field.metadata)) for name, field in found
+            Member(name, _key(field, name), _with(field.annotation, field.metadata)) for name, field in fields
         )
     if dataclasses.is_dataclass(base):
         named = {field.name: _key(field.default, field.name) for field in dataclasses.fields(base)}
@@ -304,5 +306,5 @@ def _known_members(kind: Any) -> tuple[Member, ...] | None:
 
 def _key(field: Any, name: str) -> str:
     """A field's name in JSON."""
-    found = getattr(field, "validation_alias", None) or getattr(field, "alias", None)
-    return found if isinstance(found, str) else name
+    alias = getattr(field, "validation_alias", None) or getattr(field, "alias", None)
+    return alias if isinstance(alias, str) else name

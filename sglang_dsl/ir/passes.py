@@ -1,11 +1,11 @@
-"""Passes: IR -> IR, and questions about a tree or about prompts. They know no backend and run nothing.
+"""Passes over the IR, and properties of trees and prompts. They know no backend and run nothing.
 
-merge_text, tidy    neighbouring text joined
-sets, variables     which names are set
-role_after          whether turns open and close as they should
-hoist               what prompts have in common at their begin
+merge_text, tidy    adjacent text is joined
+sets, variables     the names that are set
+role_after          checks that turns open and close in order
+hoist               the common begin of prompts
 plan_forks          the forks of a tree
-waves               which generations need nothing of each other
+waves               generations that do not depend on each other
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runtime.protocol.messages import Message
 from runtime.protocol.program import (
     Fork,
     Gen,
     Join,
-    Media,
     Node,
     RoleBegin,
     RoleEnd,
-    ScopeBegin,
     ScopeEnd,
     Select,
     Seq,
@@ -34,39 +31,9 @@ from runtime.protocol.program import (
 )
 from sglang_dsl.errors import BadProgram, warn
 
-_QUIET = frozenset({Gen, Select, ScopeEnd, ScopeBegin, Media})
-_SETTERS = frozenset({Gen, Select, ScopeEnd})
-
-
-def simple(leaves: Sequence[Node], role: str | None) -> tuple[str | None, bool] | None:
-    """The turn that is open after `leaves`, and whether one of them sets a variable: for leaves as most are,
-    whose text needs no merging and whose turns stand as they should. None where they have to be looked at
-    more closely (merge_text, role_after)."""
-    before: type[Node] | None = None
-    setter = False
-    for leaf in leaves:
-        kind: Any = type(leaf)
-        if kind is Text:
-            if before is Text or not leaf.text:  # type: ignore[attr-defined]
-                return None
-        elif kind is RoleBegin:
-            if role is not None:
-                return None
-            role = leaf.role  # type: ignore[attr-defined]
-        elif kind is RoleEnd:
-            if leaf.role != role:  # type: ignore[attr-defined]
-                return None
-            role = None
-        elif kind in _SETTERS:
-            setter = True
-        elif kind not in _QUIET:
-            return None
-        before = kind
-    return role, setter
-
 
 def merge_text(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The same nodes with neighbouring text joined (at the first one's place) and empty text left out."""
+    """The same nodes with adjacent text joined (with the first one's line) and without empty text."""
     held: list[Text] = []
     for node in nodes:
         if isinstance(node, Text):
@@ -98,7 +65,7 @@ def tidy(node: Node) -> Node:
 
 
 def sets(node: Node) -> str | None:
-    """The variable this one node sets."""
+    """The variable that a node sets."""
     match node:
         case Gen(name=name) | Select(name=name) | ScopeEnd(name=name):
             return name
@@ -107,9 +74,9 @@ def sets(node: Node) -> str | None:
 
 
 def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
-    """The turn that is open after `leaves`, where `role` was open before them. Any end ends the open turn,
-    with a warning where it names another role. Raises BadProgram where turns nest, end without having begun,
-    or where a leaf is no thing to add."""
+    """The turn that is open after `leaves`, if `role` was open before them. Any end ends the open turn, with
+    a warning if it names another role. Raises BadProgram for nested turns, an end without a begin, and nodes
+    that cannot be added."""
     for leaf in leaves:
         match leaf:
             case RoleBegin(role=begun):
@@ -136,11 +103,11 @@ def variables(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for child in node.walk() if (name := sets(child)) is not None))
 
 
-# -- what prompts share --------------------------------------------------------------------------------------
+# -- common prompts --------------------------------------------------------------------------------------
 
 
 def common(items: Sequence[Sequence[object]]) -> int:
-    """How many items (token ids, characters) all sequences begin with alike."""
+    """Length of the common prefix of all sequences (of token ids, characters)."""
     columns = zip(*items)
     return sum(
         1 for _ in itertools.takewhile(lambda column: all(one == column[0] for one in column), columns)
@@ -148,8 +115,8 @@ def common(items: Sequence[Sequence[object]]) -> int:
 
 
 def hoist(prompts: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
-    """The longest common begin of rendered prompts: whole turns, then the common text of the next one, which
-    is left open. Empty where they begin in different ways."""
+    """The longest common begin of prompts: whole turns, then the common text of the next one, which is left
+    open."""
     if not prompts:
         return ()
     shared: list[Message] = []
@@ -171,10 +138,9 @@ def hoist(prompts: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """One fork. `branch`: the branch it stands in, () in the program itself. `generations`: of each of its
-    branches, choices and those of forks below included. `join`: how it is joined, None where it is not.
-    `needs`: variables set before it whose values stand in its branches' texts. `prefix`: characters of text
-    that all branches go on from."""
+    """One fork. `branch`: the branch that it is in, () for the program itself. `generations`: per branch,
+    including choices and inner forks. `join`: the mode of its join, None without one. `needs`: variables set
+    before it whose values are in its branches' texts. `prefix`: characters of text before the fork."""
 
     branch: tuple[int, ...]
     branches: int
@@ -186,12 +152,12 @@ class ForkPlan:
 
 
 def plan_forks(body: Seq) -> tuple[ForkPlan, ...]:
-    """The forks of a traced program, in order, those in branches after their own."""
+    """The forks of a traced program, in order; forks in branches after the fork itself."""
     return tuple(_forks(body, (), {}, 0))
 
 
 def _forks(body: Seq, branch: tuple[int, ...], known: Mapping[str, None], length: int) -> Iterator[ForkPlan]:
-    known, made = dict(known), 0
+    known, count = dict(known), 0
     for index, node in enumerate(body.nodes):
         if (name := sets(node)) is not None:
             known[name] = None
@@ -201,19 +167,19 @@ def _forks(body: Seq, branch: tuple[int, ...], known: Mapping[str, None], length
             continue
         later = body.nodes[index + 1 :]
         join = next((one for one in later if isinstance(one, Join | Fork)), None)
-        said = {name for one in node.branches for name in _read(one)}
+        read = {name for one in node.branches for name in _read(one)}
         yield ForkPlan(
             branch,
             len(node.branches),
             tuple(sum(isinstance(one, Gen | Select) for one in each.walk()) for each in node.branches),
             join.mode if isinstance(join, Join) else None,
-            tuple(name for name in known if name in said),
+            tuple(name for name in known if name in read),
             length,
             node.src,
         )
-        for number, each in enumerate(node.branches, made):
+        for number, each in enumerate(node.branches, count):
             yield from _forks(each, (*branch, number), known, length)
-        made += len(node.branches)
+        count += len(node.branches)
         known.update(dict.fromkeys(variables(node)))
 
 
@@ -221,7 +187,7 @@ _NAMED = re.compile(r"\{([^{}\n]*)\}")
 
 
 def _read(node: Node) -> Iterator[str]:
-    """Names that may stand for a value in the texts below `node`."""
+    """Names of placeholders in the texts below `node`."""
     for child in node.walk():
         if isinstance(child, Text):
             yield from _NAMED.findall(child.text)
@@ -232,7 +198,7 @@ def _read(node: Node) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A generation or choice: the program and the branch it stands in."""
+    """A generation or choice with its program and branch."""
 
     program: str
     branch: tuple[int, ...]
@@ -240,31 +206,31 @@ class Step:
 
 
 def waves(programs: Sequence[tuple[str, Seq]]) -> tuple[tuple[Step, ...], ...]:
-    """Generations and choices that can be asked for at once, wave after wave. The first program calls the
-    others, in their order.
+    """Generations and choices that can be requested at the same time, wave after wave. The first program
+    calls the others, in their order.
 
-    One of a state comes after those before it. Those of different branches, and of different programs, need
-    each other only where a value stands in a text: as "{name}", which is how it was traced. Where several set
-    the same name, the latest is meant, so that a wave may be later than it must be and never too early.
+    Within a state each comes after the one before it. Different branches and programs depend on each other
+    only by values in their texts, traced as "{name}". If several set the same name, the latest counts, so a
+    wave may be later than necessary and never too early.
     """
     if not programs:
         return ()
     first, *others = programs
     outside = _Levels(first, {}).known
-    found = []
+    all_levels = []
     for one in others:
         levels = _Levels(one, outside)
         outside = {n: max(levels.known.get(n, 0), outside.get(n, 0)) for n in {**outside, **levels.known}}
-        found.append(levels)
-    found.insert(0, _Levels(first, outside) if others else _Levels(first, {}))
-    steps = sorted((pair for one in found for pair in one.steps), key=lambda pair: pair[0])
+        all_levels.append(levels)
+    all_levels.insert(0, _Levels(first, outside) if others else _Levels(first, {}))
+    steps = sorted((pair for one in all_levels for pair in one.steps), key=lambda pair: pair[0])
     last = steps[-1][0] if steps else -1
     return tuple(tuple(step for level, step in steps if level == at) for at in range(last + 1))
 
 
 class _Levels:
-    """The wave of each step of one program. `outside`: after how many waves the values of others are
-    there; `known`: the same of its own."""
+    """The wave of each step of one program. `outside`: the number of waves after which the values of other
+    programs are known; `known`: the same for its own."""
 
     def __init__(self, program: tuple[str, Seq], outside: Mapping[str, int]) -> None:
         self.steps: list[tuple[int, Step]] = []
@@ -273,9 +239,9 @@ class _Levels:
         self._sequence(program[1], (), 0)
 
     def _sequence(self, body: Seq, branch: tuple[int, ...], level: int) -> int:
-        """Number the steps of `body`, which begins after `level` waves; after how many it ends."""
+        """Number the steps of `body`, which begins after `level` waves. Returns the level of its end."""
         open_ends: list[int] = []
-        made = 0
+        count = 0
         for node in body.nodes:
             match node:
                 case Text():
@@ -287,13 +253,13 @@ class _Levels:
                 case Fork(branches=branches):
                     open_ends += [
                         self._sequence(one, (*branch, number), level)
-                        for number, one in enumerate(branches, made)
+                        for number, one in enumerate(branches, count)
                     ]
-                    made += len(branches)
+                    count += len(branches)
                 case Join():
                     level = max([level, *open_ends])  # whichever fork it joins
                 case _:
                     pass
-            if (own := sets(node)) is not None:
-                self.known[own] = max(level, self.known.get(own, 0))
+            if (variable := sets(node)) is not None:
+                self.known[variable] = max(level, self.known.get(variable, 0))
         return level

@@ -1,8 +1,9 @@
-"""A JSON schema as one regular expression, for programs that give `regex=` what sglang made of their models.
+"""A JSON schema as one regular expression, for programs that pass sglang's expression of their models as
+`regex=`.
 
-Objects hold all their properties and no others, in order, with at most one space between the marks: less than
-a schema may allow, and always right. What a schema asks for and this cannot say (`pattern`, bounds of
-numbers, recursion) is refused; json_schema= takes the whole schema. Knows no backend.
+Objects have all their properties and no others, in order, with at most one space between the tokens: less
+than a schema may allow, and always valid. Keywords that are not supported (`pattern`, bounds of numbers,
+recursion) are refused; json_schema= takes the whole schema. Knows no backend.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def build_regex_from_object(source: object) -> str:
     return regex_of_schema(source)
 
 
-def _of_type(values: Sequence[Any], said: Mapping[str, Any]) -> list[Any]:
-    """Those of the type that is said beside them, if one is."""
-    kinds = said.get("type", list(_TYPES))
+def _of_type(values: Sequence[Any], schema: Mapping[str, Any]) -> list[Any]:
+    """Those of the schema's type, if it names one."""
+    kinds = schema.get("type", list(_TYPES))
     fitting = [_TYPES.get(str(kind), ()) for kind in (kinds if isinstance(kinds, list) else [kinds])]
     return [one for one in values if any(type(one) in types for types in fitting)]
 
@@ -74,60 +75,59 @@ class _Writer:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
 
-    def write(self, schema: Any, place: str, within: tuple[str, ...]) -> str:
+    def write(self, schema: Any, path: str, within: tuple[str, ...]) -> str:
         if not isinstance(schema, Mapping):
-            raise BadProgram(f"{place}: {schema!r:.40} cannot be written as a regex; {_HINT}")
-        said = {key: value for key, value in schema.items() if key not in _SILENT}
-        match said:
+            raise BadProgram(f"{path}: {schema!r:.40} cannot be written as a regex; {_HINT}")
+        keywords = {key: value for key, value in schema.items() if key not in _SILENT}
+        match keywords:
             case {"$ref": str(target), **rest} if not rest:
-                return self._followed(target, place, within)
+                return self._followed(target, path, within)
             case {"enum": list(values), **rest} if not rest.keys() - {"type"} and _of_type(values, rest):
                 return "(" + "|".join(_literal(value) for value in _of_type(values, rest)) + ")"
             case {"const": value, **rest} if not rest.keys() - {"type"} and _of_type([value], rest):
                 return _literal(value)
             case {"anyOf": list(options), **rest} | {"allOf": [_] as options, **rest} if not rest and options:
-                written = [self.write(one, f"{place}/{at}", within) for at, one in enumerate(options)]
+                written = [self.write(one, f"{path}/{at}", within) for at, one in enumerate(options)]
                 return f"({'|'.join(written)})"
             case {"type": str(kind), **rest} if not rest.keys() - _SPELT.get(kind, frozenset()):
-                return self._typed(kind, rest, place, within)
+                return self._typed(kind, rest, path, within)
         raise BadProgram(
-            f"{place}: {', '.join(map(repr, said)) or 'any value'} is not written as a regex; {_HINT}"
+            f"{path}: {', '.join(map(repr, keywords)) or 'any value'} is not written as a regex; {_HINT}"
         )
 
-    def _followed(self, target: str, place: str, within: tuple[str, ...]) -> str:
+    def _followed(self, target: str, path: str, within: tuple[str, ...]) -> str:
         if target in within:
-            raise BadProgram(f"{place}: {target} contains itself; {_HINT}")
-        found: Any = self._document
+            raise BadProgram(f"{path}: {target} contains itself; {_HINT}")
+        schema: Any = self._document
         for step in target.removeprefix("#").strip("/").split("/"):
             try:
-                found = found[step.replace("~1", "/").replace("~0", "~")]
+                schema = schema[step.replace("~1", "/").replace("~0", "~")]
             except (KeyError, TypeError):
-                raise BadProgram(f"{place}: {target} does not exist") from None
-        return self.write(found, target, (*within, target))
+                raise BadProgram(f"{path}: {target} does not exist") from None
+        return self.write(schema, target, (*within, target))
 
-    def _typed(self, kind: str, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
+    def _typed(self, kind: str, keywords: Mapping[str, Any], path: str, within: tuple[str, ...]) -> str:
         match kind:
             case "object":
-                return self._object(said, place, within)
+                return self._object(keywords, path, within)
             case "array":
-                item = self.write(said.get("items", {}), f"{place}/items", within)
-                return (
-                    rf"\[{_BLANK}{_repeated(item, said.get('minItems', 0), said.get('maxItems'))}{_BLANK}\]"
-                )
-            case "string" if said:
-                least, most = said.get("minLength", 0), said.get("maxLength", "")
+                item = self.write(keywords.get("items", {}), f"{path}/items", within)
+                items = _repeated(item, keywords.get("minItems", 0), keywords.get("maxItems"))
+                return rf"\[{_BLANK}{items}{_BLANK}\]"
+            case "string" if keywords:
+                least, most = keywords.get("minLength", 0), keywords.get("maxLength", "")
                 return REGEX_STR.replace(")*", f"){{{least},{most}}}")
             case _ if kind in _SCALARS:
                 return _SCALARS[kind]
             case _:
-                raise BadProgram(f"{place}: the type {kind!r} is not written as a regex; {_HINT}")
+                raise BadProgram(f"{path}: the type {kind!r} is not written as a regex; {_HINT}")
 
-    def _object(self, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
-        properties = said.get("properties", {})
-        if unknown := sorted(set(said.get("required", ())) - set(properties)):
-            raise BadProgram(f"{place}: {', '.join(unknown)} is required but not described; {_HINT}")
+    def _object(self, keywords: Mapping[str, Any], path: str, within: tuple[str, ...]) -> str:
+        properties = keywords.get("properties", {})
+        if unknown := sorted(set(keywords.get("required", ())) - set(properties)):
+            raise BadProgram(f"{path}: {', '.join(unknown)} is required but not described; {_HINT}")
         pairs = [
-            f"{_literal(name)}{_BLANK}:{_BLANK}{self.write(value, f'{place}/properties/{name}', within)}"
+            f"{_literal(name)}{_BLANK}:{_BLANK}{self.write(value, f'{path}/properties/{name}', within)}"
             for name, value in properties.items()
         ]
         return rf"\{{{_BLANK}{f'{_BLANK},{_BLANK}'.join(pairs)}{_BLANK}\}}"

@@ -1,11 +1,10 @@
-"""Syntax: what nodes do in the source of a program. Importing this module adds it to the classes, which are
-the runtime's (runtime.protocol.program): `+` with formatted text, nodes in formatted text, and errors for
-operations that would do nothing or fail with a riddle, each with the line to write instead.
+"""Operators of nodes in the source of a program. Importing this module adds them to the classes, which are
+the runtime's (runtime.protocol.program): `+`, nodes in formatted text, and errors for operations without
+effect, each with the line to write instead.
 
 In formatted text (f"{gen('x')}", "%s" % gen("x"), "{}".format(gen("x"))) a node becomes a mark, which becomes
-the node again when the text is added. A mark holds a number that is random in each process: no model and no
-user can write one. It is digits and punctuation, so that upper(), strip(), json.dumps() and the like leave it
-alone.
+the node again when the text is added. A mark contains a random number of this process, so that no model and
+no user can write one. It is digits and punctuation, which upper(), strip(), json.dumps() and the like keep.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from typing import Any, NoReturn
 
 from runtime.protocol.program import KINDS, Gen, Node, Select, Seq, Source, Text, leaves
 from sglang_dsl.errors import BadProgram, WrongAttribute
-from sglang_dsl.errors.source import Discarded, caller
+from sglang_dsl.errors.tracebacks import Discarded, caller
 
 MOST_KEPT = 16_384
-"""Marks that are known at a time; a node that is formatted again keeps its own."""
+"""Maximum number of marks; a node that is formatted again keeps its mark."""
 _SECRET = f"{secrets.randbelow(10**24):024d}"
 _MARK = re.compile(rf"\[\[{_SECRET}:(\d+):{_SECRET}\]\]")
 KEPT: OrderedDict[int, Any] = OrderedDict()
@@ -32,7 +31,7 @@ _count = 0
 
 
 def mark(node: Any) -> str:
-    """What stands for `node` in a text."""
+    """The mark of `node` in a text."""
     global _count
     with _lock:
         number = _numbers.get(id(node))
@@ -48,19 +47,19 @@ def mark(node: Any) -> str:
 
 
 def marked(text: str) -> bool:
-    """Whether a mark, or a part of one, stands in a text."""
+    """Whether a text contains a mark, or a part of one."""
     return bool(KEPT) and _SECRET in text
 
 
 def parts(text: str) -> Iterator[str | Any]:
-    """The texts between the marks, and their nodes, in order. Raises LookupError for a mark that is not known
-    any more, ValueError for a part of one."""
+    """The texts between the marks, and their nodes, in order. Raises LookupError for a forgotten mark,
+    ValueError for a part of one."""
     at = 0
-    for found in _MARK.finditer(text):
-        yield _whole(text[at : found.start()])
+    for match in _MARK.finditer(text):
+        yield _whole(text[at : match.start()])
         with _lock:
-            yield KEPT[int(found[1])]
-        at = found.end()
+            yield KEPT[int(match[1])]
+        at = match.end()
     yield _whole(text[at:])
 
 
@@ -76,7 +75,7 @@ Compare = Callable[[Any, object], bool]
 
 
 def not_known(node: Any) -> str:
-    """What to do instead of using `node` as if it were its text."""
+    """The error for using `node` as if it were its text."""
     name = getattr(node, "name", None)
     word = type(node).__name__.lower()
     shown = f"{word}({name!r})" if name else f"{word}(...)"
@@ -86,7 +85,7 @@ def not_known(node: Any) -> str:
 
 
 def as_value(self: Any, *_: object) -> NoReturn:
-    """An operation that only a value has."""
+    """An operation that only values have."""
     raise BadProgram(not_known(self))
 
 
@@ -97,21 +96,22 @@ def _no_attribute(self: Any, name: str) -> NoReturn:
 
 
 def refuse_values(kind: Any) -> None:
-    """Make an operation on a node of this kind, which generates a value, an error if it is meant for the
-    value. Type checkers are not told, so that they refuse it, too."""
+    """Make operations of values errors for nodes of this kind. Type checkers do not see them, and refuse them
+    too."""
     for name in ("bool", "len", "getitem", "int", "float", "index", "lt", "le", "gt", "ge"):
         setattr(kind, f"__{name}__", as_value)
     kind.__getattr__ = _no_attribute
 
 
 def refuse_text(kind: Any) -> None:
-    """Make a comparison of a node of this kind with a text or a number an error: it would always be false."""
-    own: Compare = kind.__eq__
+    """Make a comparison with a text or number, which would always be false, an error for this kind of
+    node."""
+    compare: Compare = kind.__eq__
 
     def __eq__(self: Any, other: object) -> bool:
         if isinstance(other, str | int | float):
             raise BadProgram(f"compared with {other!r:.40}: {not_known(self)}")
-        return own(self, other)
+        return compare(self, other)
 
     kind.__eq__ = __eq__
 
@@ -122,11 +122,11 @@ def opens_no_block(self: Any) -> NoReturn:
 
 
 INSIDE: list[Callable[[], bool]] = []
-"""Tell whether the function of a program is what runs here. Filled by what runs programs."""
+"""Functions that return whether this runs inside a program. Filled by execution/launch.py."""
 
 
 def added(src: Source | None, word: str) -> None:
-    """Raises BadProgram where a node is made by `word` in a program, as a statement: it would be lost."""
+    """Raises BadProgram if a node is created by `word` in a program as a statement: it would be lost."""
     if type(src) is Discarded and any(inside() for inside in INSIDE):
         raise BadProgram(f"this {word}(...) is added to no state, at {src}: write s += {word}(...)")
 
@@ -135,7 +135,7 @@ _EXPECTED = "expected text or a node (gen, select, user(...), ...)"
 
 
 def not_a_node(value: object) -> Exception:
-    """The error of what cannot be added to a state."""
+    """The error for a value that cannot be added to a state."""
     if value is None:
         return ValueError(f"{_EXPECTED}, got None: does a function lack its return?")
     kind = type(value).__name__
@@ -159,8 +159,8 @@ def not_a_node(value: object) -> Exception:
 
 
 def as_node(value: object, src: Source | None = None) -> Node:
-    """A node from what a user may add: text, in which nodes may have been formatted, or a node. Anything else
-    is a TypeError that says so, None (often what a function forgot to return) a ValueError."""
+    """A node from text, which may contain formatted nodes, or from a node. Raises TypeError for other values,
+    ValueError for None (often a missing return)."""
     if isinstance(value, str):
         return interpolated(value, src) if KEPT and marked(value) else Text(value, src=src)
     if isinstance(value, Node):
@@ -169,7 +169,7 @@ def as_node(value: object, src: Source | None = None) -> Node:
 
 
 def interpolated(text: str, src: Source | None = None) -> Seq:
-    """The nodes of a text that was made with nodes in it. Raises BadProgram."""
+    """The nodes of a text with formatted nodes. Raises BadProgram."""
     flat: list[Node] = []
     try:
         for part in parts(text):
@@ -190,10 +190,10 @@ def interpolated(text: str, src: Source | None = None) -> Seq:
     return Seq(tuple(flat))
 
 
-def concat(*given: Node | str) -> Seq:
+def concat(*values: Node | str) -> Seq:
     """Nodes in order, flattened."""
     flat: list[Node] = []
-    for part in given:
+    for part in values:
         flat.extend(leaves(as_node(part)))
     return Seq(tuple(flat))
 

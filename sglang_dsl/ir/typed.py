@@ -1,5 +1,5 @@
-"""Python types as forms of text: what a generation must match so that its text is a value of the type, and
-how that is read. Knows no nodes and no backends.
+"""Python types as constraints: what a generation must match to be a value of the type, and how its text is
+read. Knows no nodes and no backends.
 
     int float bool          as with dtype=, and the value is converted
     str                     any text
@@ -38,7 +38,7 @@ _INNER = ("items", "additionalProperties", "anyOf", "oneOf", "prefixItems")
 
 
 def is_type(value: object) -> bool:
-    """Whether `value` is a type as annotations have them."""
+    """Whether `value` is a type that can be an annotation."""
     return (
         isinstance(value, type | types.UnionType | typing.TypeVar | typing.NewType)
         or get_origin(value) is not None
@@ -48,8 +48,8 @@ def is_type(value: object) -> bool:
 
 
 def must_be(value: Any, annotation: Any) -> None:
-    """Raises ValueError where `value` is not of a type, without converting it (True is no int), or where the
-    type is none; MissingExtra as describe()."""
+    """Raises ValueError if `value` is not of a type, without conversion (True is no int), or if the type is
+    invalid; MissingExtra as describe()."""
     name, annotation = _name(annotation), supertype(annotation)
     plain = isinstance(annotation, type) and get_origin(annotation) is None
     if plain and not typing.is_typeddict(annotation):
@@ -68,31 +68,31 @@ def must_be(value: Any, annotation: Any) -> None:
 
 
 def supertype(annotation: Any) -> Any:
-    """What a NewType is made of; other types as they are."""
+    """The supertype of a NewType; other types as they are."""
     while isinstance(annotation, typing.NewType):
         annotation = annotation.__supertype__
     return annotation
 
 
 def describe(annotation: Any) -> Typed:
-    """The form of a type. Raises ValueError for what is none or has no schema, MissingExtra where it needs
-    pydantic, which is not installed."""
+    """How values of a type are written. Raises ValueError for an invalid type or one without a schema,
+    MissingExtra if it needs pydantic, which is not installed."""
     return _kept(_describe, annotation)
 
 
 def schema(annotation: Any) -> dict[str, Any]:
-    """The JSON schema of a type; not to be changed. An object has the members its type names and no others,
-    unless the type says otherwise. Raises ValueError, MissingExtra."""
+    """The JSON schema of a type; must not be changed. An object has no members besides its type's, unless the
+    type allows them. Raises ValueError, MissingExtra."""
     return _kept(_schema, annotation)
 
 
-def _kept(made: Callable[[Any], T], annotation: Any) -> T:
-    """What was made of the type before: programs name the same types again and again."""
+def _kept(memo: Callable[[Any], T], annotation: Any) -> T:
+    """A memoized function of a type; unhashable types are not memoized."""
     try:
         hash(annotation)
     except TypeError:  # an Annotated with a list in it
-        return made.__wrapped__(annotation)  # type: ignore[attr-defined, no-any-return]
-    return made(annotation)
+        return memo.__wrapped__(annotation)  # type: ignore[attr-defined, no-any-return]
+    return memo(annotation)
 
 
 @functools.lru_cache(maxsize=256)
@@ -118,11 +118,11 @@ def adapter_of(annotation: Any) -> Any:
 def _schema(annotation: Any) -> dict[str, Any]:
     name, adapter = _name(annotation), adapter_of(annotation)
     try:
-        made: dict[str, Any] = adapter.json_schema()
+        schema_of: dict[str, Any] = adapter.json_schema()
     except Exception as error:
         raise ValueError(f"{name} has no JSON schema: {_first_line(error)}") from error
-    _close(made)
-    return made
+    _close(schema_of)
+    return schema_of
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,7 +139,7 @@ def _adapter(annotation: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """pydantic adds paragraphs on its own settings."""
+    """Without the paragraphs that pydantic adds."""
     return str(error).partition("\n")[0]
 
 
@@ -152,22 +152,22 @@ def _readable(annotation: Any) -> Any:
         fields: dict[str, Any] = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
             left_out = name in annotation.__optional_keys__
-            if (said := get_origin(hint)) in (typing.Required, typing.NotRequired):
-                left_out, hint = said is typing.NotRequired, get_args(hint)[0]
+            if (qualifier := get_origin(hint)) in (typing.Required, typing.NotRequired):
+                left_out, hint = qualifier is typing.NotRequired, get_args(hint)[0]
             inner = _readable(hint)
             fields[name] = typing.NotRequired[inner] if left_out else inner
         return _TYPES.load("TypedDict")(annotation.__name__, fields)
-    origin, given = get_origin(annotation), get_args(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(_readable, given))]  # noqa: UP007 - of a computed tuple
+        return typing.Union[tuple(map(_readable, arguments))]  # noqa: UP007 - of a computed tuple
     if origin in (list, dict, tuple):
-        return origin[tuple(map(_readable, given))]
+        return origin[tuple(map(_readable, arguments))]
     return annotation
 
 
 def _name(annotation: Any) -> str:
-    """As a reader, or a model that is asked again, knows it: without what only annotates it, and without
-    addresses, which differ from one process to the next."""
+    """A type's name for readers and models: without annotations, and without addresses, which differ between
+    processes."""
     if get_origin(annotation) is Annotated:
         return _name(get_args(annotation)[0])
     if isinstance(annotation, type | typing.NewType) and get_origin(annotation) is None:
@@ -176,19 +176,19 @@ def _name(annotation: Any) -> str:
 
 
 def _options(annotation: Any) -> dict[str, Any]:
-    """Text -> value of a Literal or an Enum whose values are all texts; else empty."""
+    """Text -> value of a Literal or an Enum of texts; empty for other types."""
     if get_origin(annotation) is Literal:
-        found = {value: value for value in get_args(annotation)}
+        options = {value: value for value in get_args(annotation)}
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        found = {member.value: member for member in annotation}
+        options = {member.value: member for member in annotation}
     else:
         return {}
-    return found if all(type(text) is str and text for text in found) else {}
+    return options if all(type(text) is str and text for text in options) else {}
 
 
 def _close(node: Any) -> None:
-    """Objects that say nothing of further members take none. Under allOf several schemas speak of one
-    object, and none of them alone."""
+    """Forbid additional members where a schema does not mention them; not under allOf, where several schemas
+    describe one object."""
     if not isinstance(node, dict):
         return
     if "properties" in node and "allOf" not in node:

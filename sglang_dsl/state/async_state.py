@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overloa
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
-from sglang_dsl.concurrency.waiting import awaiting
+from sglang_dsl.concurrency.streams import awaiting
 from sglang_dsl.conversation.requests import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable, WrongAttribute, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen, Node, Select, caller
-from sglang_dsl.state.base import Group, StateBase
-from sglang_dsl.state.branches import Vote
+from sglang_dsl.state.base import StateBase, checked, choice_of, name_of
+from sglang_dsl.state.branches import Group, Vote
 from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
-from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import AsyncToolLoop, Steps, begun, calls_of, opened, running_loop
 
 if TYPE_CHECKING:
@@ -88,28 +87,28 @@ class Pending(Awaitable[T], Generic[T]):
 class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
     """The result of astream(): a coroutine that is also a context manager."""
 
-    def __init__(self, made: Coroutine[Any, Any, AsyncProgramState]) -> None:
-        self._made = made
+    def __init__(self, work: Coroutine[Any, Any, AsyncProgramState]) -> None:
+        self._work = work
         self._state: AsyncProgramState | None = None
 
     def __await__(self) -> Generator[Any, Any, AsyncProgramState]:
         try:
-            return (yield from self._made.__await__())
+            return (yield from self._work.__await__())
         except BaseException as error:
             trim(error)
             raise
 
     def send(self, value: Any, /) -> Any:
-        return self._made.send(value)
+        return self._work.send(value)
 
     def throw(self, *error: Any) -> Any:
-        return self._made.throw(*error)
+        return self._work.throw(*error)
 
     def close(self) -> None:
-        self._made.close()
+        self._work.close()
 
     async def __aenter__(self) -> AsyncProgramState:
-        self._state = await self._made
+        self._state = await self._work
         return self._state
 
     async def __aexit__(self, *_: object) -> None:
@@ -142,7 +141,7 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
 
     def __iadd__(self, other: object) -> Self:
         """Add text or a node. Returns at once; errors are raised where a value is read."""
-        # By its type: isinstance() of a Pending, an abstract class, takes longer than the rest of this.
+        # By its type: isinstance() of an abstract class takes longer than the rest of this.
         if type(other) is Pending:
             str(other)
         if type(other) is AsyncTurn:
@@ -173,10 +172,10 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
     ) -> Iterator[AsyncToolLoop]:
         """In the block, calls of tools are run; see ProgramState.tool_loop(). Tools that are coroutine
         functions run on this program's event loop."""
-        told = Steps(running_loop())
-        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
+        steps = Steps(running_loop())
+        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, steps, caller())
         with opened(self._core, begin):
-            yield AsyncToolLoop(self.error, told)
+            yield AsyncToolLoop(self.error, steps)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -196,8 +195,8 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         the value's type. Raises ProgramError if the node failed, MissingVariable if no node sets the
         variable.
         """
-        said = name if isinstance(name, str) else name_of(name)
-        return Pending(f"s[{said!r}]", lambda: self._value(said))
+        key = name if isinstance(name, str) else name_of(name)
+        return Pending(f"s[{key!r}]", lambda: self._value(key))
 
     async def value(self, name: str, kind: TypeForm[T]) -> T:
         """s[name], checked to be of the type `kind`; see ProgramState.value()."""
@@ -305,22 +304,22 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         self, fn: Callable[[AsyncProgramState, Any], Awaitable[Any]], items: Iterable[Any]
     ) -> list[Any]:
         """`await fn(fork, item)` for each item, in parallel, each on its own fork; see ProgramState.map()."""
-        given = list(items)
-        if not given:
+        values = list(items)
+        if not values:
             return []
-        group = self.fork(len(given))
+        group = self.fork(len(values))
 
         async def work(index: int) -> Any:
             try:
-                made = await fn(group[index], given[index])
+                result = await fn(group[index], values[index])
             except BaseException as error:
-                of_item(error, index, given[index], "map")
+                of_item(error, index, values[index], "map")
                 raise
-            return group[index] if made is None else made
+            return group[index] if result is None else result
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                begun = [tasks.create_task(work(index)) for index in range(len(given))]
+                begun = [tasks.create_task(work(index)) for index in range(len(values))]
         except BaseExceptionGroup as errors:
             group.cancel()
             raise errors.exceptions[0] from None

@@ -1,41 +1,40 @@
-"""What both kinds of state have in common. A state is based on a Core; a group holds the forks of one
-state. Knows neither blocking nor `await`."""
+"""What both kinds of state have in common, and how variables are read. A state is based on a Core. Knows
+neither blocking nor `await`."""
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar, cast, overload
 
-from sglang_dsl.concurrency.streams import Piece
-from sglang_dsl.concurrency.waiting import Until, awaiting, value_of
-from sglang_dsl.errors import BadProgram, ProgramError, WrongAddition, WrongAttribute
+from runtime.formats.json_stream import JsonStream, JsonStreamError
+from sglang_dsl.choices import Choice
+from sglang_dsl.concurrency.streams import Piece, Until, awaiting
+from sglang_dsl.errors import BadProgram, InvalidValue, ProgramError, WrongAddition, WrongAttribute
 from sglang_dsl.errors.tracebacks import public
-from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.variables import Variable
-from sglang_dsl.ir import Node
+from sglang_dsl.interpreter.parameters import PARAMETERS, RUN_OPTIONS
+from sglang_dsl.interpreter.run import Variable
+from sglang_dsl.ir import Gen, Node, Select
+from sglang_dsl.ir.growing import NOTHING, Growing
 from sglang_dsl.ir.syntax import KEPT, marked
-from sglang_dsl.state import branches
-from sglang_dsl.state.branches import Vote
-from sglang_dsl.state.partial import Reading
+from sglang_dsl.ir.typed import must_be
 from sglang_dsl.views.diagrams import calls_graph
 from sglang_dsl.views.notebook import Displayed, Page
-from sglang_dsl.views.snapshot import Snapshot, calls_within
+from sglang_dsl.views.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T", covariant=True)
-# What a run takes as keyword arguments besides the options of a generation.
-_OF_A_RUN = frozenset(
-    {"backend", "stream", "budget", "cache", "cache_dir", "use_thread", "num_api_spec_tokens"}
-)
-_OF_A_GEN = frozenset({*lower.WORDS, "timeout"})
+V = TypeVar("V")
+_OF_A_GEN = frozenset({*PARAMETERS, "timeout"})
 
 
-class _Checked:
-    """Its attributes are those of its class: what is set, or read, by another name is an error that says what
-    to write. Type checkers see none of it, and refuse the same."""
+class Checked:
+    """Has the attributes of its class and no others: to set or read another one is an error that says what to
+    write. Type checkers see none of this, and refuse the same."""
 
     _FIELDS: ClassVar[frozenset[str]] = frozenset()
 
@@ -60,12 +59,12 @@ class _Checked:
     def _cannot_set(self, name: str, value: object) -> str:
         kind = type(self).__name__
         if name in _OF_A_GEN:
-            said = f"{name}={value!r:.60}"
+            written = f"{name}={value!r:.60}"
             return (
-                f"{name!r} set on {kind} would have no effect: write gen(..., {said}), or @function({said}) "
-                "for all generations of a program"
+                f"{name!r} set on {kind} would have no effect: write gen(..., {written}), or "
+                f"@function({written}) for all generations of a program"
             )
-        if name in _OF_A_RUN:
+        if name in RUN_OPTIONS:
             return f"{name!r} set on {kind} would have no effect: pass it to program.run(..., {name}=...)"
         if hasattr(type(self), name):
             return f"{name!r} is a part of {kind} and cannot be set"
@@ -73,7 +72,7 @@ class _Checked:
 
     def _cannot_get(self, name: str) -> str:
         kind = type(self).__name__
-        if name in _OF_A_GEN or name in _OF_A_RUN:
+        if name in RUN_OPTIONS:
             return f"{kind} does not keep options such as {name!r}; the metadata of a call tells what it used"
         if name in _ADDED:
             return f"{kind} has no {name!r}: write s += {name}(...)"
@@ -91,17 +90,18 @@ _ADDED = frozenset(
 
 
 @public
-class StateBase(_Checked, Displayed, Generic[T]):
+class StateBase(Checked, Displayed, Generic[T]):
     """Base of both kinds of state. T is the type of their turns."""
 
-    _FIELDS = frozenset({"_core", "_sync", "_forked_from", "ret_value", "index"})
+    _FIELDS = frozenset({"_core", "_sync", "_forked_from"})
     _core: Core
 
     def _page(self, timeout_s: float | None) -> Page:
         from sglang_dsl.views import html  # for notebooks alone
 
-        seen = self._core.snapshot(timeout_s)
-        return Page(html.page(seen), calls_graph(seen.program, seen.calls), seen.running)
+        snapshot = self._core.snapshot(timeout_s)
+        graph = calls_graph(snapshot.program, snapshot.calls)
+        return Page(html.page(snapshot), graph, snapshot.running)
 
     @property
     def core(self) -> Core:
@@ -195,7 +195,7 @@ class StateBase(_Checked, Displayed, Generic[T]):
                     yield Piece(text)
             return
         variable = await self._find_later(name, until)
-        # Closed here and now when a reader leaves early, not when the loop comes round to it.
+        # Closed at once when a reader leaves early.
         async with aclosing(variable.read(variable.ended, until)) as pieces:
             async for piece in pieces:
                 if piece.text or (reasoning and piece.meta and "reasoning_content" in piece.meta):
@@ -205,7 +205,7 @@ class StateBase(_Checked, Displayed, Generic[T]):
     async def _objects(self, name: str, strings: bool, until: Until) -> AsyncGenerator[Any, None]:
         """A variable's value while its JSON is generated."""
         variable = await self._find_later(name, until)
-        reading = Reading(variable, strings)
+        reading = _Objects(variable, strings)
         async with aclosing(variable.read(variable.ended, until)) as pieces:
             async for piece in pieces:
                 for value in reading.take(piece.text):
@@ -262,98 +262,90 @@ class StateBase(_Checked, Displayed, Generic[T]):
         self._core.cancel()
 
 
-S = TypeVar("S", bound=StateBase[Any])
+# -- reading a variable --------------------------------------------------------------------------------------
 
 
-@public
-class Group(_Checked, Displayed, Generic[S]):
-    """The forks of one state, in order."""
+def name_of(node: object) -> str:
+    """The variable that a gen or select sets. Raises BadProgram for a node without a name, and for anything
+    else."""
+    if not isinstance(node, Gen | Select):
+        raise BadProgram(
+            f"read a variable by its name, or by the gen or select that sets it; got {node!r:.80}"
+        )
+    if node.name is None:
+        raise BadProgram("this generation has no name, so there is no variable to read")
+    return node.name
 
-    _FIELDS = frozenset({"_parent", "_states", "_group", "_joined"})
-    _states: Sequence[S]
 
-    def _variable(self, name: str, end: str) -> str:
-        return f"; its forks have: forks[0].{name}, or the variable forks[0][{name!r}]{end}"
-
-    def _page(self, timeout_s: float | None) -> Page:
-        from sglang_dsl.views import html  # for notebooks alone
-
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        seen = []
-        for state in self._states:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            seen.append(state.core.snapshot(left))
-        program, calls = seen[0].program, calls_within(seen)
-        running = any(one.running for one in seen)
-        return Page(html.group(seen), calls_graph(program, calls), running)
-
-    def __repr__(self) -> str:
-        running = sum(state.core.snapshot().running for state in self._states)
-        forks = f"{len(self._states)} fork{'' if len(self._states) == 1 else 's'}"
-        return f"{type(self).__name__}({forks}{f', {running} running' if running else ''})"
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __getitem__(self, index: int) -> S:
+def checked(variable: Variable, value: Any, kind: TypeForm[V]) -> V:
+    """`value`, if it is of the type `kind`. Raises InvalidValue. While a program is traced, a placeholder
+    passes for a value of any type."""
+    if variable.typed is None or variable.typed.name != "placeholder":
         try:
-            return self._states[index]
-        except TypeError as error:
-            raise BadProgram(
-                f"forks are numbered, got {index!r:.80}; [fork[name] for fork in forks] has a variable of "
-                "each, and after forks.join() s[name] is their list"
+            must_be(value, kind)
+        except ValueError as error:
+            hint = "gen(name, type) reads it as one"
+            raise InvalidValue(
+                f"the value has another type: {error}", variable=variable.name, hint=hint
             ) from error
+    return cast(V, value)
 
-    def __setitem__(self, index: int, state: S) -> None:
-        # `forks[i] += x` ends with this assignment.
-        if self._states[index] is not state:
-            raise BadProgram("a fork cannot be replaced; use forks[i] += ... to add to it")
 
-    def __iter__(self) -> Iterator[S]:
-        return iter(self._states)
+def choice_of(name: str, meta: dict[str, Any]) -> Choice:
+    """Raises BadProgram."""
+    try:
+        return Choice.of(meta)
+    except KeyError as error:
+        raise BadProgram(f"{name!r} was not set by select(...), or by gen with choices") from error
 
-    async def _first_valid(self, predicate: Callable[[S], Any], timeout: float | None, until: Until) -> S:
-        race = branches.Race(self._states)
+
+class _Objects:
+    """A variable's JSON as values while it is generated: takes its pieces in order and yields the values to
+    show."""
+
+    def __init__(self, variable: Variable, strings: bool) -> None:
+        self._variable = variable
+        self._typed = variable.typed
+        self._stream = JsonStream(strings=strings)
+        # A node that was read from JSON has no type any more: it shows plain data.
+        read = self._typed is not None and self._typed.adapter is not None
+        self._growing = Growing(self._typed.annotation) if self._typed is not None and read else None
+        # Text that is no JSON is shown at its end.
+        self._is_json = self._typed is None or self._typed.kind == "json"
+
+    def take(self, piece: str) -> Iterator[Any]:
+        """The value after one more piece, if it shows more than before."""
+        if not self._is_json or isinstance(self._variable.raw, list):
+            return
         try:
-            async with aclosing(branches.as_they_end(self._states, timeout, until)) as ends:
-                async for ended in ends:
-                    good = ended.error is None and bool(await value_of(predicate(ended.branch)))
-                    if race.take(ended, good):
-                        break
-        except BaseException:
-            self.cancel()
-            raise
-        return race.result()
+            grown = self._stream.feed(piece)
+        except JsonStreamError:
+            self._is_json = False  # reported at the end
+            return
+        if grown and (shown := self._shown()) is not NOTHING:
+            yield shown
 
-    async def _best_of(self, score: Callable[[S], Any], timeout: float | None, until: Until) -> S:
-        best = branches.Best(self._states)
+    def end(self) -> Iterator[Any]:
+        """The complete value. Raises ProgramError: the variable's own error, or the text is not JSON."""
+        value = self._variable.result()
+        if self._typed is not None or isinstance(self._variable.raw, list):
+            yield value
+            return
         try:
-            async for ended in branches.as_they_end(self._states, timeout, until):
-                value = await value_of(score(ended.branch)) if ended.error is None else 0.0
-                best.take(ended, float(value))
-        except BaseException:
-            self.cancel()
-            raise
-        return best.result()
+            grown = self._stream.close()
+        except JsonStreamError as error:
+            raise self._broken(error) from error
+        if grown:
+            yield self._shown()
 
-    async def _vote(
-        self, name: str, key: Callable[[Any], Any] | None, timeout: float | None, until: Until
-    ) -> Vote:
-        found: dict[int, Any] = {}
-        try:
-            async for ended in branches.as_they_end(self._states, timeout, until):
-                if ended.error is None:
-                    variable = await ended.branch._find_later(name, until)
-                    await until(variable, lambda v=variable: v.done)  # type: ignore[misc]
-                    value = variable.result()
-                    found[ended.index] = value if key is None else key(value)
-        except BaseException:
-            self.cancel()
-            raise
-        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
-        return branches.count_votes(values, failed, branches.place_of(self._states))
+    def _shown(self) -> Any:
+        value, growing = self._stream.value, self._growing
+        return value if growing is None else growing.value(value, self._stream.writing)
 
-    def cancel(self) -> None:
-        """Stop all forks."""
-        for state in self._states:
-            state.cancel()
+    def _broken(self, error: JsonStreamError) -> InvalidValue:
+        cut = (self._variable.meta.get("finish_reason") or {}).get("type") == "length"
+        return InvalidValue(
+            f"the text is not JSON: {error}",
+            variable=self._variable.name,
+            hint="it was cut off: increase max_tokens" if cut else None,
+        )

@@ -1,36 +1,16 @@
-"""What programs written for sglang read from `state.stream_executor`. The state has all of it, under other
-names."""
+"""The attributes that programs written for sglang read from `state.stream_executor`. The state has all of
+them, under other names."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from sglang_dsl.concurrency.waiting import blocking, run_here
-from sglang_dsl.interpreter.core import Core
-from sglang_dsl.interpreter.variables import Variable
-
-
-class State(Protocol):
-    """A ProgramState."""
-
-    @property
-    def core(self) -> Core: ...
-    def __contains__(self, name: object) -> bool: ...
-    def __getitem__(self, name: str) -> Any: ...
-    def __iadd__(self, other: object) -> Any: ...
-    def get_var(self, name: str) -> Any: ...
-    def set_var(self, name: str, value: Any) -> None: ...
-    def text(self) -> str: ...
-    def messages(self) -> list[dict[str, Any]]: ...
-    def error(self) -> Any: ...
-    def sync(self) -> None: ...
-    def fork(self, size: int = 1) -> Any: ...
-    def get_meta_info(self, name: str) -> dict[str, Any]: ...
+from sglang_dsl.concurrency.streams import blocking, run_here
+from sglang_dsl.interpreter.run import Variable
 
 
 class Awaited:
-    """What programs written for sglang find under a variable's name in `variable_event`: whether its value is
-    there."""
+    """A value of `variable_event`: whether a variable is set."""
 
     def __init__(self, variable: Variable) -> None:
         self._variable = variable
@@ -39,15 +19,15 @@ class Awaited:
         return self._variable.done
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the value is there or has failed, for at most `timeout` seconds. Returns whether it
-        came."""
+        """Wait until the variable is set or has failed, for at most `timeout` seconds. Returns whether it
+        is."""
         return self._variable.wait_for(self.is_set, timeout)
 
 
 class ExecutorView:
-    """Made by `state.stream_executor`."""
+    """Returned by `state.stream_executor`. `state`: a ProgramState."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Any) -> None:
         self._state = state
         self.get_var, self.set_var = state.get_var, state.set_var
         self.text, self.messages = state.text, state.messages
@@ -55,11 +35,11 @@ class ExecutorView:
 
     @property
     def text_(self) -> str:
-        return self._state.text()
+        return str(self._state.text())
 
     @property
     def messages_(self) -> list[dict[str, Any]]:
-        return self._state.messages()
+        return list(self._state.messages())
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -79,7 +59,8 @@ class ExecutorView:
     def _find(self, name: str) -> Variable:
         core = self._state.core
         run_here(core.appears(name, blocking))
-        return core.find(name)
+        variable: Variable = core.find(name)
+        return variable
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
         """None if no node sets `name`. Raises TimeoutError after `timeout` seconds."""
@@ -88,7 +69,7 @@ class ExecutorView:
         variable = self._find(name)
         if not variable.wait_for(lambda: variable.done, timeout):
             raise TimeoutError(f"{name!r} was not set within {timeout:g} s")
-        return self._state.get_meta_info(name)
+        return dict(self._state.get_meta_info(name))
 
     def submit(self, expr: object) -> None:
         self._state += expr

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
-from sglang_dsl.concurrency.waiting import blocking, iterate_here, run_here
+from sglang_dsl.concurrency.streams import blocking, iterate_here, run_here
 from sglang_dsl.conversation.requests import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
-from sglang_dsl.interpreter.lower import no_nodes
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.parameters import no_nodes
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import (
     Gen,
     Node,
@@ -37,11 +37,9 @@ from sglang_dsl.ir import (
     caller,
     concat,
 )
-from sglang_dsl.state import branches
-from sglang_dsl.state.base import Group, StateBase
-from sglang_dsl.state.branches import Vote
+from sglang_dsl.state.base import StateBase, checked, choice_of, name_of
+from sglang_dsl.state.branches import Group, Vote, in_threads
 from sglang_dsl.state.executor_view import ExecutorView
-from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import Steps, ToolLoop, begun, calls_of, opened
 from sglang_dsl.views.notebook import REPR_WAIT_S
 
@@ -60,14 +58,21 @@ class ProgramState(StateBase["Turn"]):
     Use it from one thread at a time. Reading blocks until the value is there, and is safe from any thread.
     """
 
+    _forked_from: ProgramState | None = None
+    """Of a fork: keeps the state of a stream alive while a fork can be read."""
+
     def __init__(self, core: Core) -> None:
-        self._core = core
-        # What the user's function returned, once it has.
-        self.ret_value: Any = None
-        # In a batch, the place of its item.
-        self.index: int | None = None
-        # Of a fork: the state of a stream is there as long as somebody can read what comes of it.
-        self._forked_from: ProgramState | None = None
+        vars(self)["_core"] = core  # a known name: not checked
+
+    @property
+    def ret_value(self) -> Any:
+        """The return value of the program's function, once it has returned."""
+        return self._core.ret_value
+
+    @property
+    def index(self) -> int | None:
+        """In a batch, the position of its item."""
+        return self._core.index
 
     @property
     def stream_executor(self) -> ExecutorView:
@@ -287,10 +292,10 @@ class ProgramState(StateBase["Turn"]):
         the program answers them with tool turns, in order. In streams, each reply and each result is one
         piece.
         """
-        told = Steps()
-        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
+        steps = Steps()
+        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, steps, caller())
         with opened(self._core, begin):
-            yield ToolLoop(self.error, told)
+            yield ToolLoop(self.error, steps)
 
     def tool_calls(self, name: str) -> list[ToolCall]:
         """The calls that the variable's generation made, with their results, in order. Waits."""
@@ -332,23 +337,21 @@ class ProgramState(StateBase["Turn"]):
         threads. Returns the results in order; if a call returns None, its fork is the result. If calls
         raise, the forks are cancelled, and the first error in order is raised, which says of which item it
         is."""
-        given = list(items)
-        if not given:
+        values = list(items)
+        if not values:
             return []
-        group = self.fork(len(given))
+        group = self.fork(len(values))
 
         def work(index: int) -> Any:
             try:
-                made = fn(group[index], given[index])
+                result = fn(group[index], values[index])
             except BaseException as error:
-                of_item(error, index, given[index], "map")
+                of_item(error, index, values[index], "map")
                 raise
-            return group[index] if made is None else made
+            return group[index] if result is None else result
 
         try:
-            return branches.in_threads(
-                [functools.partial(work, index) for index in range(len(given))], in_thread
-            )
+            return in_threads([functools.partial(work, index) for index in range(len(values))], in_thread)
         except BaseException:
             group.cancel()
             raise

@@ -12,14 +12,14 @@ from typing import Any
 from sglang_dsl.conversation.requests import ToolCall, ToolStep
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.interpreter.core import Core
-from sglang_dsl.interpreter.lower import whole
+from sglang_dsl.interpreter.parameters import whole
 from sglang_dsl.ir import LoopBegin, LoopEnd, Source
 
 
 @dataclass(eq=False)
 class Steps:
-    """What a loop's generations have done so far. home: the event loop of an async program, on which its
-    coroutine functions run."""
+    """The steps of a loop so far. `home`: the event loop of an async program, on which its coroutine
+    functions run."""
 
     home: asyncio.AbstractEventLoop | None = None
     steps: list[ToolStep] = field(default_factory=list)
@@ -28,27 +28,27 @@ class Steps:
 class ToolLoop:
     """An open or finished loop."""
 
-    def __init__(self, wait: Callable[[], object], told: Steps) -> None:
-        self._wait, self._told = wait, told
+    def __init__(self, wait: Callable[[], object], record: Steps) -> None:
+        self._wait, self._record = wait, record
 
     @property
     def steps(self) -> list[ToolStep]:
         """The replies that called tools, in order, with the results of their calls. Waits. Also available
         after the program has failed."""
         self._wait()
-        return list(self._told.steps)
+        return list(self._record.steps)
 
 
 class AsyncToolLoop:
     """The same in an async program."""
 
-    def __init__(self, wait: Callable[[], Awaitable[object]], told: Steps) -> None:
-        self._wait, self._told = wait, told
+    def __init__(self, wait: Callable[[], Awaitable[object]], record: Steps) -> None:
+        self._wait, self._record = wait, record
 
     async def steps(self) -> list[ToolStep]:
         """The replies that called tools, in order, with the results of their calls; see ToolLoop.steps."""
         await self._wait()
-        return list(self._told.steps)
+        return list(self._record.steps)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def begun(
     timeout: object,
     tool_choice: object,
     parallel: object,
-    told: Steps,
+    record: Steps,
     src: Source | None,
 ) -> LoopBegin:
     """The parameters of tool_loop, checked. Raises BadProgram."""
@@ -83,7 +83,7 @@ def begun(
     if not isinstance(parallel, bool):
         raise BadProgram(f"parallel takes True or False, got {parallel!r}")
     choice = tool_choice if tool_choice in ("auto", "required") else f"={tool_choice}"
-    return LoopBegin(steps, str(on_error), float(timeout), choice, parallel, own=told, src=src)
+    return LoopBegin(steps, str(on_error), float(timeout), choice, parallel, own=record, src=src)
 
 
 def calls_of(meta: Mapping[str, Any]) -> list[ToolCall]:

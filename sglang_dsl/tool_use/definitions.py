@@ -26,7 +26,7 @@ _PARTS: Registry[Any] = Registry(
         "create_model": "pydantic:create_model",
         "Field": "pydantic:Field",
         "Invalid": "pydantic:ValidationError",
-        "MCP": "runtime.tools:MCPToolServer",
+        "MCP": "runtime:MCPToolServer",
     },
     extras={"create_model": "typed", "Field": "typed", "Invalid": "typed", "MCP": "mcp"},
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sglang_dsl.conversation.usage import CallRecord
+from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.ir import (
     Fork,
     Gen,

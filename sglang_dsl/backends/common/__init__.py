@@ -1,1 +1,1 @@
-"""What several backends share: HTTP, errors, options, streams."""
+"""Shared by several backends: HTTP, errors, options, streams."""

@@ -1,4 +1,4 @@
-"""ApiBackend: a model behind another provider's API. It settles what can be asked for, sends the request, and
+"""ApiBackend: a model behind another provider's API. It checks what the API supports, sends the request, and
 reads the reply: whole, as a stream, or as a choice. Knows no API's wire format.
 """
 
@@ -18,7 +18,7 @@ from sglang_dsl.backends.common.chat_choices import ChatChoices, choice_form
 from sglang_dsl.backends.common.prompts import faults
 from sglang_dsl.backends.common.remote import Shaped, form_for, renamed
 from sglang_dsl.backends.common.transport import Limits, Transport, json_body, json_event
-from sglang_dsl.conversation.usage import TokenUsage
+from sglang_dsl.conversation.requests import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
 
 
@@ -149,7 +149,7 @@ class ApiBackend(Backend):
         self._check(call)
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
-        if call.prompt.tools and call.tool_choice != "none":
+        if call.may_call_tools:
             async for delta in self.whole(call):
                 yield delta
             return

@@ -1,5 +1,5 @@
-"""Choices on a chat API, which returns no log-probabilities of given texts: one reply held to the options, at
-the temperature that the choice is to be made at. Knows no API's wire format.
+"""Choices on a chat API, which returns no log-probabilities of given texts: one reply constrained to the
+options, at the temperature of the choice. Knows no API's wire format.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def _picked(call: ChoiceCall, text: str, meta: dict[str, Any]) -> ChoiceScores:
 
 
 def _taken(text: str) -> str:
-    """The option that a reply names; a fence or prose around its JSON is passed over."""
-    found = json_in(text)
-    value = unfenced(text) if found is None else json.loads(found)
+    """The option in a reply; a fence or prose around its JSON is ignored."""
+    json_text = json_in(text)
+    value = unfenced(text) if json_text is None else json.loads(json_text)
     if isinstance(value, dict):
         value = value.get("choice")
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,5 +1,5 @@
-"""The shortest text a regex accepts in full, for backends without a model. Small and honest: what it does not
-know raises ValueError, and what it makes has been checked with re.fullmatch."""
+"""A short text that a regex matches, for backends without a model. Unsupported syntax raises ValueError, and
+the result is checked with re.fullmatch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CATEGORIES: dict[Any, str] = {
     ops.CATEGORY_SPACE: " ",
     ops.CATEGORY_NOT_SPACE: "a",
 }
-# Tried in this order where a class says what it does not want.
+# Tried in this order for negated classes.
 _CANDIDATES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_.,:;!?'\"()[]{}\n\t/\\"
 
 
@@ -78,9 +78,9 @@ def _member(items: Sequence[tuple[Any, Any]], pick: Callable[[int], int]) -> str
     return _CATEGORIES[argument]
 
 
-def _first(wanted: Callable[[str], bool]) -> str:
+def _first(accepts: Callable[[str], bool]) -> str:
     for char in _CANDIDATES:
-        if wanted(char):
+        if accepts(char):
             return char
     raise ValueError("the regex has a class of characters of which none is known")
 

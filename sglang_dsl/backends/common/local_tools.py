@@ -1,5 +1,5 @@
-"""Tools on the bundled runtime, in this process or behind its native interface: a reply is held to calls of
-the tools that are offered, in the model's own format, and read by that format's parser.
+"""Tools on the bundled runtime, in this process or behind its native interface: a reply is constrained to
+calls of the offered tools, in the model's own format, and read by that format's parser.
 """
 
 from __future__ import annotations
@@ -20,14 +20,9 @@ from sglang_dsl.backends.base import Call, Completion
 from sglang_dsl.errors import Unsupported
 
 
-def calls_tools(call: Call) -> bool:
-    """Whether the reply may call tools."""
-    return bool(call.prompt.tools) and call.tool_choice != "none"
-
-
 def held_to_tools(call: Call, key: str | None, backend: str) -> tuple[Call, str]:
-    """The call with its reply held to calls of its tools, and the parser of that reply. key: of the model's
-    format. Raises Unsupported where that is not known and the reply is free."""
+    """The call with its reply constrained to calls of its tools, and the parser of that reply. `key`: the
+    model's format. Raises Unsupported if that is not known and the reply is free."""
     tools = [_strict(one) for one in call.prompt.tools]
     detector = None if key is None else detector_of(key)
     constraint = structure_constraint(detector, tools, call.tool_choice, call.parallel_tools)
@@ -44,7 +39,7 @@ def held_to_tools(call: Call, key: str | None, backend: str) -> tuple[Call, str]
 
 
 def with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> Completion:
-    """A reply of a call that was held_to_tools(), taken apart; one that was cut calls nothing."""
+    """The completion of a reply to held_to_tools(), with its calls; a reply that was cut calls nothing."""
     if was_cut(meta) or (meta.get("finish_reason") or {}).get("type") == "length":
         return Completion((text,), dict(meta))
     reader = FunctionCallParser(call.prompt.tools, parser, incremental=call.constraint is not None)
@@ -60,14 +55,14 @@ def with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> C
 
 
 def _id(parser: str, name: str, number: int) -> str:
-    """By its number in the conversation, so that a run that is repeated has the same prompts. Some templates
-    take 9 letters and digits only; Kimi's shows its own form to the model."""
+    """By its number in the conversation, so that a repeated run has the same prompts. Some templates take 9
+    letters and digits only; Kimi's has its own form."""
     return f"functions.{name}:{number}" if parser == "kimi_k2" else f"call{number:05d}"
 
 
 def _strict(function: Mapping[str, Any]) -> Tool:
-    """A tool whose calls the grammar keeps to its schema; objects in it take the members that they name, and
-    others where the schema says so."""
+    """A tool whose calls are constrained to its schema; objects have no other members unless the schema
+    allows them."""
     tool = Tool.of(function)
     return Tool(tool.name, rewritten(tool.parameters, _closed), tool.description, strict=True)
 

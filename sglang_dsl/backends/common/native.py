@@ -18,7 +18,7 @@ from runtime.protocol.errors import (
     from_dict,
 )
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
-from sglang_dsl.conversation.requests import ChoiceCall, ChoiceScore, ChoiceScores, Prompt
+from sglang_dsl.conversation.requests import ChoiceCall, ChoiceScore, ChoiceScores
 from sglang_dsl.errors import BackendError, ProgramCancelled, ProgramError, Timeout, Unsupported
 
 _KINDS: tuple[tuple[type[RuntimeFault], type[ProgramError]], ...] = (
@@ -47,18 +47,9 @@ def as_program_error(
 
 def error_of(error: Mapping[str, Any], backend: str, status: int | None = None) -> ProgramError:
     """The language's error for the "error" of an answer. status: of the HTTP answer."""
-    # The message on the wire names the place and the hint already.
+    # The message on the wire already has the place and the hint.
     fault: RuntimeFault = from_dict({"code": error.get("code"), "message": error.get("message", "")})
     return as_program_error(fault, backend, None, status=status)
-
-
-def prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """The fields of a request that hold the prompt: text, or a conversation, which the server renders."""
-    text = prompt.plain_text
-    if text is not None:
-        return {"text": text}
-    tools = {"tools": list(prompt.tools)} if prompt.tools else {}
-    return {"messages": list(prompt.messages), **tools}
 
 
 def choices_request(call: ChoiceCall, prompt: Mapping[str, Any]) -> GenerateReqInput:
@@ -102,10 +93,10 @@ def output_of(answer: Any, backend: str) -> GenerateOutput:
 def scores_of(output: GenerateOutput, call: ChoiceCall, error: BackendError) -> ChoiceScores:
     """The scores in an answer, which has them as structs or as JSON. Raises `error` if it has none."""
     try:
-        found = msgspec.convert(output.choices, list[io_struct.ChoiceScores])
+        choices = msgspec.convert(output.choices, list[io_struct.ChoiceScores])
     except msgspec.ValidationError:
         raise error from None
-    if len(found) != len(call.choices):
+    if len(choices) != len(call.choices):
         raise error
     scores = (
         ChoiceScore(
@@ -114,6 +105,6 @@ def scores_of(output: GenerateOutput, call: ChoiceCall, error: BackendError) -> 
             None if one.unconditional is None else tuple(one.unconditional),
             token_texts=tuple(one.token_texts or ()),
         )
-        for one in found
+        for one in choices
     )
     return ChoiceScores(tuple(scores), dict(output.meta))

@@ -75,12 +75,12 @@ def offered(
 
 def called(message: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of a message's tool calls; empty without any."""
-    found = [
+    calls = [
         {"id": call.get("id"), "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         for call in message.get("tool_calls") or ()
         if isinstance(call.get("function"), Mapping)
     ]
-    return {"tool_calls": found} if found else {}
+    return {"tool_calls": calls} if calls else {}
 
 
 def wire(message: Message) -> dict[str, Any]:
@@ -101,13 +101,13 @@ def wire(message: Message) -> dict[str, Any]:
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a turn; sounds that are at hand as the API takes them, {"data", "format"}."""
+    """A part of a turn; embedded sounds as the API takes them, {"data", "format"}."""
     match part:
         case {"type": "audio_url", "audio_url": {"url": str(url)}}:
-            found = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-            if found is None:
+            match = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+            if match is None:
                 return dict(part)
-            name = {"mpeg": "mp3"}.get(found[1], found[1])
-            return {"type": "input_audio", "input_audio": {"data": found[2], "format": name}}
+            name = {"mpeg": "mp3"}.get(match[1], match[1])
+            return {"type": "input_audio", "input_audio": {"data": match[2], "format": name}}
         case _:
             return dict(part)

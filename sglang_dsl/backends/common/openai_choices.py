@@ -1,5 +1,5 @@
-"""Choices on a completion model that returns no log-probabilities of given text: the likeliest option by what
-the model would say next. Knows the fields of a completion's log-probabilities, and no requests.
+"""Choices on a completion model that returns no log-probabilities of given text: the likeliest option, by the
+model's next tokens. Knows the fields of a completion's log-probabilities, and no requests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_dsl.choices import draw, softmax
 from sglang_dsl.errors import BackendError
 
 Steps: TypeAlias = "Sequence[tuple[str, dict[str, float]]]"
-"""The tokens of a completion, each with the likeliest tokens at its place and their log-probabilities."""
+"""The tokens of a completion, each with the likeliest tokens at its position and their log-probabilities."""
 
 Picks: TypeAlias = "Callable[[dict[str, float], str], str]"
 """Chooses a token, from the tokens that continue an option with their log-probabilities, and the token that
@@ -27,8 +27,8 @@ def best(fits: dict[str, float], token: str) -> str:
 
 
 def drawn(temperature: float, random_numbers: random.Random) -> Picks:
-    """A draw at a temperature: the token that was drawn at it, where that goes on with an option; else one of
-    those that do, so that each is taken by its share of them."""
+    """A draw at a temperature: the token that the model drew, if it continues an option; else one of those
+    that do, by their probabilities."""
 
     def pick(fits: dict[str, float], token: str) -> str:
         if token in fits:
@@ -42,31 +42,31 @@ def drawn(temperature: float, random_numbers: random.Random) -> Picks:
 async def likeliest(
     ask: Callable[[str], Awaitable[Steps]], options: Sequence[str], pick: Picks | None = None
 ) -> tuple[int, tuple[float, ...]]:
-    """Index of the option that decoding among the options says (greedy, where there is no `pick`), and the
-    log-probabilities of the tokens that told it from the others. `ask`: what the model says behind the prompt
-    and a text; asked again only where the model would leave all options. Blanks before the first word do not
-    count. Raises BackendError where no likely token begins an option."""
-    written, spoken, path = "", "", list[float]()
+    """Index of the option by decoding among the options (greedy without `pick`), and the log-probabilities of
+    the tokens that distinguish it. `ask`: completes the prompt and a text; called again only if the model
+    leaves all options. Leading blanks do not count. Raises BackendError if no likely token begins an
+    option."""
+    written, emitted, path = "", "", list[float]()
     left = dict.fromkeys(options)
     while True:
-        asked_at = spoken
-        for token, tops in await ask(spoken):
+        before = emitted
+        for token, tops in await ask(emitted):
             tops = tops or {token: 0.0}
             fits = {text: lp for text, lp in tops.items() if _goes_on(_after(written, text), written, left)}
             if not fits or (written in left and token not in fits):
                 return _ended(options, written, tops), tuple(path)
-            taken = (pick or best)(fits, token)
-            path.append(fits[taken])
-            done, written, spoken = len(written), _after(written, taken), spoken + taken
+            chosen = (pick or best)(fits, token)
+            path.append(fits[chosen])
+            done, written, emitted = len(written), _after(written, chosen), emitted + chosen
             whole = [one for one in left if len(one) > done and written.startswith(one)]
             left = {one: None for one in left if one.startswith(written)}
             if all(len(one) <= len(written) for one in left):
                 return options.index(max(whole, key=len)), tuple(path)
             if len(left) == 1:
                 return options.index(next(iter(left))), tuple(path)
-            if taken != token:
-                break  # from here on the model spoke of something else
-        if spoken == asked_at or (not written and len(spoken) > _MOST_BLANKS):
+            if chosen != token:
+                break  # the model continued with another text
+        if emitted == before or (not written and len(emitted) > _MOST_BLANKS):
             return _ended(options, written, {}), tuple(path)
 
 
@@ -75,7 +75,7 @@ def _after(written: str, token: str) -> str:
 
 
 def _goes_on(text: str, written: str, options: dict[str, None]) -> bool:
-    """Whether an option that is not over with `written` goes on as `text` does, or ends within it."""
+    """Whether an option that is longer than `written` continues like `text`, or ends within it."""
     return not text or any(
         len(one) > len(written) and (one.startswith(text) or text.startswith(one)) for one in options
     )

@@ -109,8 +109,8 @@ class OpenAIReply(ApiReply):
 
 def _reasoning(message: Mapping[str, Any]) -> str:
     """The reasoning in a message or delta. Servers use one of two names for it, or both."""
-    found = message.get("reasoning_content") or message.get("reasoning")
-    return found if isinstance(found, str) else ""
+    text = message.get("reasoning_content") or message.get("reasoning")
+    return text if isinstance(text, str) else ""
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

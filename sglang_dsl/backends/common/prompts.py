@@ -1,5 +1,5 @@
-"""Conversations for other people's APIs: which turns can be sent, images, and their HTTP errors as the
-language's. Knows no API's wire format.
+"""Conversations for other providers' APIs: turns that can be sent, images, and HTTP errors as the language's.
+Knows no API's wire format.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 
 
 def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
-    """A conversation's finished turns, and the assistant's turn that the reply goes on with where it has
-    text already. A prompt without turns is one turn of the user. Raises Unsupported for what a chat API
-    cannot be sent."""
+    """A conversation's finished turns, and the assistant's open turn if it has text already. A prompt without
+    turns is one turn of the user. Raises Unsupported for a prompt that chat APIs do not take."""
     whole = _only_text(prompt)
     if whole is not None:
         return [whole], None
@@ -64,7 +63,7 @@ def _only_text(prompt: Prompt) -> Message | None:
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments for an API that takes an object; empty where the model wrote none."""
+    """A call's arguments as an object; empty if the model wrote none."""
     try:
         data = json.loads(call.arguments)
     except ValueError:
@@ -101,7 +100,7 @@ def error_of(fault: HttpFault, backend: str) -> ProgramError:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image part. `data`: base64, None where only its URL is known; `mime`: its media type, "" then."""
+    """An image part. `data`: base64, None if only its URL is known; `mime`: its media type, "" then."""
 
     url: str
     mime: str = ""
@@ -110,7 +109,7 @@ class Image:
 
 def image_of(part: Mapping[str, Any]) -> Image:
     """The image of an OpenAI-style part, whose URL may carry the data itself (RFC 2397)."""
-    where = part.get("image_url")
-    url = where.get("url", "") if isinstance(where, Mapping) else str(where or "")
-    found = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-    return Image(url, found[1], found[2]) if found else Image(url)
+    source = part.get("image_url")
+    url = source.get("url", "") if isinstance(source, Mapping) else str(source or "")
+    match = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+    return Image(url, match[1], match[2]) if match else Image(url)

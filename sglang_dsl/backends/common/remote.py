@@ -1,5 +1,5 @@
-"""What the backends for other providers' APIs share: names of sampling parameters, constraints as structured
-output, and how a reply is read. Knows no API's wire format.
+"""Shared by the backends for other providers' APIs: names of sampling parameters, constraints as structured
+output, and reading of replies. Knows no API's wire format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_dsl.ir.typed import json_in, unfenced
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 ANY_JSON = "$$ANY$$"
-"""The json_schema that stands for any JSON value."""
+"""The json_schema for any JSON value."""
 
 
 def renamed(sampling: Mapping[str, Any], takes: Mapping[str, str], backend: str) -> dict[str, Any]:
@@ -38,8 +38,7 @@ def renamed(sampling: Mapping[str, Any], takes: Mapping[str, str], backend: str)
 
 # -- constraints as structured output ------------------------------------------------------------------------
 
-# What the language's own dtypes mean, for APIs that know JSON schemas and no regular expressions, and for
-# models that wrote something else.
+# The language's dtypes as JSON schemas, for APIs without regular expressions, and errors for other replies.
 _BY_PATTERN: dict[str, dict[str, Any]] = {
     REGEX_INT: {"type": "integer"},
     REGEX_FLOAT: {"type": "number"},
@@ -59,12 +58,12 @@ _FIELD = "value"
 class JsonForm:
     """A constraint as the JSON schema of an object, the only root that most APIs take.
 
-    schema   what is asked for
-    wrapped  whether the value stands in the object's field "value", because it is no object itself
-    plain    whether that value is a string whose text, without quotes, is what was wanted
-    strict   whether every object of the schema names all its properties as required and allows no others,
-             which is what "strict" structured output takes
-    name     what the schema is called in a request
+    schema   the schema that is requested
+    wrapped  whether the value is in the object's field "value", because it is no object itself
+    plain    whether that value is a string whose content, without quotes, is the text
+    strict   whether every object of the schema requires all its properties and allows no others, as "strict"
+             structured output needs
+    name     the name of the schema in a request
     """
 
     schema: dict[str, Any]
@@ -74,29 +73,29 @@ class JsonForm:
     name: str = "reply"
 
     def read(self, text: str, constraint: Constraint) -> str:
-        """The text wanted, from the reply: a fence or prose around the one JSON value is left out. Raises
-        Misfit where the reply is not what was asked for."""
+        """The text of the reply, without a fence or prose around the one JSON value. Raises Misfit if the
+        reply does not fit the constraint."""
         misfit = None
-        found = json_in(text)
-        if self.wrapped and found is not None:
-            value = json.loads(found)
+        json_text = json_in(text)
+        if self.wrapped and json_text is not None:
+            value = json.loads(json_text)
             if isinstance(value, dict) and _FIELD in value:
                 value = value[_FIELD]
-                wanted = str(value) if self.plain else json.dumps(value, ensure_ascii=False)
-                if (fault := fault_of(constraint, wanted)) is None:
-                    return wanted
-                misfit = Misfit(fault, wanted)
+                content = str(value) if self.plain else json.dumps(value, ensure_ascii=False)
+                if (fault := fault_of(constraint, content)) is None:
+                    return content
+                misfit = Misfit(fault, content)
             elif self.plain and isinstance(value, str):
-                found = value
-        # Some APIs send the value without the object that was asked for around it.
+                json_text = value
+        # Some APIs send the value without the object around it.
         try:
-            return fitted(constraint, text if found is None else found).strip()
+            return fitted(constraint, text if json_text is None else json_text).strip()
         except Misfit as error:
             raise misfit or Misfit(str(error), text) from None
 
 
 def json_form(constraint: Constraint) -> JsonForm | None:
-    """None for what no JSON schema says: other regexes, grammars, structural tags."""
+    """None if no JSON schema expresses it: other regexes, grammars, structural tags."""
     match constraint.kind:
         case "json_schema":
             schema: Any = {} if constraint.spec == ANY_JSON else json.loads(constraint.spec)
@@ -114,12 +113,12 @@ def json_form(constraint: Constraint) -> JsonForm | None:
 
 def _form(schema: dict[str, Any], *, wrapped: bool, plain: bool) -> JsonForm:
     if wrapped:
-        # References into the schema ("#/$defs/...") keep their meaning: definitions move to the new root.
-        own = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+        # Definitions move to the new root, so that references ("#/$defs/...") stay valid.
+        value_schema = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
         held: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         schema = {
             "type": "object",
-            "properties": {_FIELD: own},
+            "properties": {_FIELD: value_schema},
             "required": [_FIELD],
             "additionalProperties": False,
             **held,
@@ -128,7 +127,7 @@ def _form(schema: dict[str, Any], *, wrapped: bool, plain: bool) -> JsonForm:
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether every object in it requires all the properties it names and allows no others."""
+    """Whether every object in it requires all its properties and allows no others."""
     if isinstance(schema, list):
         return all(map(is_strict, schema))
     if not isinstance(schema, dict):
@@ -143,8 +142,8 @@ def is_strict(schema: Any) -> bool:
 
 
 class Misfit(ValueError):
-    """A reply is not what its constraint requires, and why. `text`: the reply, as far as it can be shown
-    without what only the API asks for around it."""
+    """A reply does not fit its constraint; the message says why. `text`: the reply, without the object that
+    only the API needs if possible."""
 
     def __init__(self, fault: str, text: str) -> None:
         super().__init__(fault)
@@ -152,19 +151,19 @@ class Misfit(ValueError):
 
 
 def fitted(constraint: Constraint, text: str) -> str:
-    """A reply as the constraint wants it: as it is, or the one JSON value in it. Raises Misfit."""
+    """The reply, or the one JSON value in it, whichever fits the constraint. Raises Misfit."""
     fault = fault_of(constraint, text)
     if fault is None:
         return text
-    found = json_in(text) if constraint.kind == "json_schema" else unfenced(text)
-    if found is not None and found != text and (fault := fault_of(constraint, found)) is None:
-        return found
+    value = json_in(text) if constraint.kind == "json_schema" else unfenced(text)
+    if value is not None and value != text and (fault := fault_of(constraint, value)) is None:
+        return value
     raise Misfit(fault, text)
 
 
 def fault_of(constraint: Constraint, text: str) -> str | None:
-    """Why `text` is not what the constraint wants, as far as can be said without the runtime; None where it
-    is. Schemas are looked at with jsonschema_rs or jsonschema, where one is installed."""
+    """Why `text` does not fit the constraint, as far as it can be checked without the runtime; None if it
+    fits. Schemas are checked with jsonschema_rs or jsonschema, if one is installed."""
     match constraint.kind:
         case "regex" if re.fullmatch(constraint.spec, text) is None:
             return _NOT_A.get(constraint.spec) or f"it does not match {constraint.spec:.80}"
@@ -177,7 +176,7 @@ def fault_of(constraint: Constraint, text: str) -> str | None:
 
 
 def can_check_schemas() -> bool:
-    """Whether a package that looks at schemas is installed."""
+    """Whether a package that checks schemas is installed."""
     return _installed("jsonschema_rs") or _installed("jsonschema")
 
 
@@ -206,30 +205,30 @@ def _schema_fault(spec: str, text: str) -> str | None:
 
 
 def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | None:
-    """Where a value breaks a schema, and how. None also where no package can tell."""
+    """The path and message of the first violation of a schema; None also if no package can check it."""
     if _installed("jsonschema_rs"):
         fast = importlib.import_module("jsonschema_rs")
-        with suppress(fast.ValidationError):  # a pattern of Python's own, say: jsonschema knows those
+        with suppress(fast.ValidationError):  # such as a pattern of Python's: jsonschema knows those
             read = _as_the_grammars_read_it(schema)
 
             def fault(formats: bool) -> Any:
                 validator = fast.validator_for(read, offline=True, validate_formats=formats)
                 return next(validator.iter_errors(value), None)
 
-            # Drafts differ in whether formats are asserted: what fits either way is no fault.
+            # Drafts differ in whether formats are asserted: a value that fits either way is valid.
             first = fault(formats=False)
             if first is None or fault(formats=True) is None:
                 return None
             return first.instance_path, first.message
     if not _installed("jsonschema"):
         return None
-    # Not the first choice: loading it takes seconds where all of its formats are installed.
+    # Not the first choice: loading it takes seconds if all of its formats are installed.
     slow = importlib.import_module("jsonschema")
     kind = slow.validators.validator_for(schema, default=slow.Draft202012Validator)
-    found = None
+    worst = None
     with suppress(re.error):  # a pattern that neither of them knows
-        found = slow.exceptions.best_match(kind(schema).iter_errors(value))
-    return None if found is None else (found.absolute_path, found.message)
+        worst = slow.exceptions.best_match(kind(schema).iter_errors(value))
+    return None if worst is None else (worst.absolute_path, worst.message)
 
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
@@ -239,8 +238,8 @@ _OF_NAMES = frozenset(
 
 
 def _as_the_grammars_read_it(schema: Any) -> Any:
-    """For jsonschema_rs, which asserts the content of texts in drafts 6 and 7, an annotation to the engine's
-    grammars, and refuses a schema of draft 4 with 1.0 for 1."""
+    """For jsonschema_rs, which asserts contentEncoding in drafts 6 and 7, unlike the engine's grammars, and
+    refuses a schema of draft 4 with 1.0 for 1."""
     match schema:
         case list():
             return [_as_the_grammars_read_it(one) for one in schema]
@@ -261,12 +260,12 @@ def _as_the_grammars_read_it(schema: Any) -> Any:
 
 
 class Shaped:
-    """How a call's constraint is asked for, and how its replies are read. A reply that does not fit its
-    constraint stays as it is, and its meta says why under "invalid": that is the error of its variable. A
-    reply that was taken out of a fence or of prose is whole under "reply".
+    """How a call's constraint is requested, and how its replies are read. A reply that does not fit its
+    constraint stays as it is, and the reason is in its meta as "invalid", the error of its variable. If the
+    text was taken out of a fence or prose, meta["reply"] has the whole reply.
 
-    form     the JSON schema to ask for; None: the API enforces the constraint itself, or there is none
-    opening  what the request writes for the model at the end of its prompt
+    form     the JSON schema to request; None: the API enforces the constraint itself, or there is none
+    opening  text that the request adds to the prompt for the model
     """
 
     opening = ""
@@ -275,16 +274,17 @@ class Shaped:
         self.form = form
         self._constraint = call.constraint
         self._free = form is None
-        # A stream: what came, what of it was shown, and the object that it begins with until that is over.
+        # A stream: its pieces, the text shown so far, and the object that it begins with until that is
+        # complete.
         self._came: list[str] = []
-        self._shown, self._over = "", form is not None and form.wrapped
+        self._shown, self._complete = "", form is not None and form.wrapped
         self._object: JsonStream | None = None
         self._read = 0
-        # Stop texts are about the value, not the JSON around it: a wrapped value is cut here.
+        # Stop strings apply to the value, not the JSON around it: a wrapped value is cut here.
         self._stops = call.sampling.stop if form is not None and form.wrapped else ()
 
     def stops(self, stops: Sequence[str]) -> list[str]:
-        """Of the call's stop texts, those that the API is asked for."""
+        """Those of the call's stop strings that are sent to the API."""
         return [] if self._stops else list(stops)
 
     def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
@@ -295,31 +295,31 @@ class Shaped:
         return Completion(tuple(text for text, _ in read), meta)
 
     def piece(self, text: str) -> str:
-        """What of a streamed piece can be shown now: an object that the reply begins with, as it comes. What
-        stands in a wrapper, a fence or prose is known when the reply is whole."""
+        """The part of a streamed piece that can be shown now: an object at the begin of the reply. A value in
+        a wrapper, a fence or prose is known when the reply is complete."""
         if self._free:
             return text
         self._came.append(text)
         if not self._shown:
             text = text.lstrip()
-            self._over |= bool(text) and text[0] != "{"
-        if self._over or not text:
+            self._complete |= bool(text) and text[0] != "{"
+        if self._complete or not text:
             return ""
         if self._object is None:
             self._object = JsonStream(strings=False)
         try:
             self._object.feed(text)
         except JsonStreamError as error:
-            self._over = True
+            self._complete = True
             text = text[: error.offset - self._read] if self._object.complete else ""
         self._read += len(text)
         if self._object.complete:
-            self._over, text = True, text.rstrip()
+            self._complete, text = True, text.rstrip()
         self._shown += text
         return text
 
     def last(self, meta: dict[str, Any]) -> Delta:
-        """The end of the stream: what is left to show."""
+        """The rest of the text at the end of the stream."""
         if self._free:
             return Delta("", meta)
         reply = "".join(self._came)
@@ -338,7 +338,7 @@ class Shaped:
         return value, meta if json_in(text) in (None, text.strip()) else {**meta, "reply": text}
 
     def read(self, text: str) -> str:
-        """The text wanted, of a whole reply. Raises Misfit."""
+        """The text of a whole reply. Raises Misfit."""
         if self.form is None or self._constraint is None:
             return text
         value = self.form.read(text, self._constraint)
@@ -347,21 +347,21 @@ class Shaped:
 
 
 class Leading(Shaped):
-    """A number, bool or string read from the start of a completion model's text, which no constraint holds.
-    A string's opening quote is written for the model. Stop texts of blanks, which would end the text before
-    the value begins, are left out."""
+    """A number, bool or string read from the start of a completion model's unconstrained text. A string's
+    opening quote is part of the prompt. Stop strings of blanks, which would end the text before the value,
+    are left out."""
 
     KINDS: ClassVar[frozenset[str]] = frozenset({REGEX_INT, REGEX_FLOAT, REGEX_BOOL, REGEX_STR})
 
     def __init__(self, call: Call, constraint: Constraint) -> None:
         super().__init__(call, None)
-        self._asked, self._free = constraint, False
+        self._pattern, self._free = constraint, False
         self._quote = constraint.spec == REGEX_STR
         self.opening = '"' if self._quote else ""
 
     def stops(self, stops: Sequence[str]) -> list[str]:
-        own = ['"'] if self._quote else []
-        return [*own, *(stop for stop in stops if stop.strip())]
+        quotes = ['"'] if self._quote else []
+        return [*quotes, *(stop for stop in stops if stop.strip())]
 
     def piece(self, text: str) -> str:
         self._came.append(text)
@@ -370,22 +370,21 @@ class Leading(Shaped):
     def read(self, text: str) -> str:
         if self._quote:
             return _quoted(text)
-        found = re.match(self._asked.spec, text.lstrip())
-        if found is None:
-            raise Misfit(_NOT_A[self._asked.spec], text)
-        return found[0].rstrip()
+        match = re.match(self._pattern.spec, text.lstrip())
+        if match is None:
+            raise Misfit(_NOT_A[self._pattern.spec], text)
+        return match[0].rstrip()
 
 
 _UP_TO_A_QUOTE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 def _quoted(text: str) -> str:
-    """The JSON string at the start of `text`, whose opening quote the request has written. What a JSON string
-    cannot contain (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
-    out."""
+    """The JSON string at the start of `text`, whose opening quote was part of the prompt. Characters that a
+    JSON string cannot contain are escaped; a second opening quote is left out."""
     lead = text.lstrip()
-    found = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
-    content = "" if found is None else found[0]
+    match = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
+    content = "" if match is None else match[0]
     if re.fullmatch(REGEX_STR, f'"{content}"'):
         return f'"{content}"'
     try:

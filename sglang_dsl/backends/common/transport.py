@@ -1,7 +1,7 @@
 """HTTP for remote backends: one pooled client per event loop, deadlines, retries, server-sent events.
 
-It knows no backend's wire format: bodies are bytes, events are texts. A request is sent again only where it
-cannot have begun: no connection came about, or the server said that it took nothing in (503, 429).
+It knows no backend's wire format: bodies are bytes, events are texts. A request is sent again only if it
+cannot have begun: there was no connection, or the server refused it (503, 429).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import random
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,8 @@ MAX_EVENT_CHARS = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """connect_s: seconds for a connection. read_s: between two pieces of an answer. retries: how often a
-    request that did not begin is sent again. connections: open at once."""
+    """`connect_s`: seconds for a connection; `read_s`: between two pieces of an answer; `retries`: how often
+    a request that did not begin is sent again; `connections`: open at once."""
 
     connect_s: float = 10.0
     read_s: float = 600.0
@@ -52,8 +52,8 @@ class HttpFault(Exception):
 class Transport:
     """One server. `base_url` with scheme; `headers` go with every request and are never shown.
 
-    verify: False, or a certificate bundle's path, as httpx takes them. traced: tell it the span of the call
-    (`traceparent`).
+    verify  False, or a certificate bundle's path, as httpx takes them
+    traced  whether requests have the header `traceparent`, the span of the call
     """
 
     base_url: str
@@ -80,22 +80,19 @@ class Transport:
         """The data of each server-sent event, as they come. Leaving early closes the connection."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         decoder = EventDecoder()
-        async with self._answer("POST", path, body, deadline) as answer:
-            pieces = answer.aiter_bytes()
-            async with aclosing(_closable(pieces)) as chunks:
-                while True:
-                    try:
-                        # Not wait_for(): it loses a cancellation that comes together with the chunk.
-                        async with asyncio.timeout(self._wait_limit(deadline)):
-                            chunk = await anext(chunks, None)
-                    except (TimeoutError, httpx.TimeoutException) as error:
-                        raise self._late(path, timeout_s) from error
-                    except httpx.HTTPError as error:
-                        raise self._broken(path, error) from error
-                    for event in decoder.feed(chunk) if chunk is not None else decoder.end():
-                        yield event
-                    if chunk is None:
-                        return
+        async with (
+            self._answer("POST", path, body, deadline) as answer,
+            aclosing(_closable(answer.aiter_bytes())) as chunks,
+        ):
+            while True:
+                with self._errors(path, timeout_s):
+                    # Not wait_for(): it loses a cancellation that comes together with the chunk.
+                    async with asyncio.timeout(self._wait_limit(deadline)):
+                        chunk = await anext(chunks, None)
+                for event in decoder.feed(chunk) if chunk is not None else decoder.end():
+                    yield event
+                if chunk is None:
+                    return
 
     async def aclose(self) -> None:
         """Close the running loop's connections; those of other loops go with their loops."""
@@ -108,17 +105,97 @@ class Transport:
     async def _whole(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         async with self._answer(method, path, body, deadline) as answer:
-            try:
+            with self._errors(path, timeout_s):
                 async with asyncio.timeout(self._wait_limit(deadline)):
-                    content = await answer.aread()
-            except (TimeoutError, httpx.TimeoutException) as error:
-                raise self._late(path, timeout_s) from error
-            except httpx.HTTPError as error:
-                raise self._broken(path, error) from error
-            return _decoded(content)
+                    return _decoded(await answer.aread())
 
-    def _answer(self, method: str, path: str, body: bytes | None, deadline: float | None) -> _Answer:
-        return _Answer(self, method, path, body, deadline)
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: bytes | None, deadline: float | None
+    ) -> AsyncIterator[httpx.Response]:
+        """A response that has begun, with status 2xx; closed when left."""
+        response = await self._begun(method, path, body, deadline)
+        try:
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _begun(
+        self, method: str, path: str, body: bytes | None, deadline: float | None
+    ) -> httpx.Response:
+        """Send a request, again while it is refused."""
+        attempt, refusal = 0, None
+        while True:
+            try:
+                return await self._send(method, path, body, deadline)
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+                if not await self._may_retry(attempt, None, deadline):
+                    if refusal is not None:
+                        raise refusal from error  # it says more than a missing connection
+                    raise BackendError(
+                        f"no connection to {self.base_url}: {error or type(error).__name__}",
+                        backend=self.name,
+                        retryable=True,
+                        hint="is the server running, and is the address right?",
+                    ) from error
+            except (TimeoutError, httpx.TimeoutException) as error:
+                raise self._late(path, None) from error
+            except httpx.InvalidURL as error:
+                raise BackendError(f"{self.base_url!r} is not a URL: {error}") from error
+            except httpx.HTTPError as error:
+                raise refusal or self._broken(path, error) from error
+            except HttpFault as fault:
+                if fault.status not in BUSY or not await self._may_retry(
+                    attempt, fault.retry_after_s, deadline
+                ):
+                    raise
+                refusal = fault
+            attempt += 1
+
+    async def _send(
+        self, method: str, path: str, body: bytes | None, deadline: float | None
+    ) -> httpx.Response:
+        client = self.client()
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self.traced and (parent := TRACEPARENT.get()) is not None:
+            headers["traceparent"] = parent
+        request = client.build_request(method, path, content=body, headers=headers)
+        async with asyncio.timeout(self._wait_limit(deadline)):
+            response = await client.send(request, stream=True)
+        if response.is_success:
+            return response
+        try:
+            content = b""
+            async for piece in response.aiter_bytes():
+                content += piece
+                if len(content) > MAX_ERROR_BYTES:
+                    break
+        finally:
+            await response.aclose()
+        raise HttpFault(
+            response.status_code, _decoded(content), _seconds(response.headers.get("retry-after"))
+        )
+
+    async def _may_retry(self, attempt: int, retry_after_s: float | None, deadline: float | None) -> bool:
+        """Wait before the next attempt; False if there is none, or no time for it."""
+        if attempt >= self.limits.retries:
+            return False
+        pause = FIRST_PAUSE_S * 2**attempt if retry_after_s is None else retry_after_s
+        pause = min(LONGEST_PAUSE_S, pause) * random.uniform(0.75, 1.25)
+        if deadline is not None and time.monotonic() + pause >= deadline:
+            return False
+        await asyncio.sleep(pause)
+        return True
+
+    @contextmanager
+    def _errors(self, path: str, timeout_s: float | None) -> Iterator[None]:
+        """The errors of reading an answer as the language's."""
+        try:
+            yield
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise self._late(path, timeout_s) from error
+        except httpx.HTTPError as error:
+            raise self._broken(path, error) from error
 
     def client(self) -> httpx.AsyncClient:
         """The running loop's pooled client."""
@@ -168,108 +245,25 @@ class Transport:
         )
 
 
+_closing: set[asyncio.Task[None]] = set()
+"""Tasks that close unused clients, until they are done."""
+
+
 def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
-    """Close the client on its own loop, from whatever thread; a loop that is gone took its sockets along."""
-    if loop.is_running() and not client.is_closed:
-        loop.call_soon_threadsafe(_closing.run, loop, client)
+    """Close the client on its own loop, from any thread; a loop that has ended has closed its sockets."""
 
-
-class _Closing:
-    """Holds the tasks that close unused clients, until they are done."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def run(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
+    def close() -> None:
         task = loop.create_task(client.aclose())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
 
-
-_closing = _Closing()
-
-
-class _Answer:
-    """A response that has begun, with status 2xx; closed when left."""
-
-    def __init__(
-        self, transport: Transport, method: str, path: str, body: bytes | None, deadline: float | None
-    ) -> None:
-        self._transport, self._method, self._path, self._body = transport, method, path, body
-        self._deadline = deadline
-        self._response: httpx.Response | None = None
-
-    async def __aenter__(self) -> httpx.Response:
-        transport, attempt = self._transport, 0
-        refusal: HttpFault | None = None
-        while True:
-            try:
-                return await self._send()
-            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-                if not await self._again(attempt, None):
-                    if refusal is not None:
-                        raise refusal from error  # it says more than a missing connection
-                    raise BackendError(
-                        f"no connection to {transport.base_url}: {error or type(error).__name__}",
-                        backend=transport.name,
-                        retryable=True,
-                        hint="is the server running, and is the address right?",
-                    ) from error
-            except (TimeoutError, httpx.TimeoutException) as error:
-                raise transport._late(self._path, None) from error
-            except httpx.InvalidURL as error:
-                raise BackendError(f"{transport.base_url!r} is not a URL: {error}") from error
-            except httpx.HTTPError as error:
-                raise refusal or transport._broken(self._path, error) from error
-            except HttpFault as fault:
-                if fault.status not in BUSY or not await self._again(attempt, fault.retry_after_s):
-                    raise
-                refusal = fault
-            attempt += 1
-
-    async def _send(self) -> httpx.Response:
-        client = self._transport.client()
-        headers = {"Content-Type": "application/json"} if self._body is not None else {}
-        if self._transport.traced and (parent := TRACEPARENT.get()) is not None:
-            headers["traceparent"] = parent
-        request = client.build_request(self._method, self._path, content=self._body, headers=headers)
-        limit = self._transport._wait_limit(self._deadline)
-        async with asyncio.timeout(limit):
-            response = await client.send(request, stream=True)
-        if response.is_success:
-            self._response = response
-            return response
-        try:
-            content = b""
-            async for piece in response.aiter_bytes():
-                content += piece
-                if len(content) > MAX_ERROR_BYTES:
-                    break
-        finally:
-            await response.aclose()
-        raise HttpFault(
-            response.status_code, _decoded(content), _seconds(response.headers.get("retry-after"))
-        )
-
-    async def _again(self, attempt: int, asked_s: float | None) -> bool:
-        """Wait before the next attempt; False when there is none, or no time for it."""
-        if attempt >= self._transport.limits.retries:
-            return False
-        pause = min(LONGEST_PAUSE_S, asked_s if asked_s is not None else FIRST_PAUSE_S * 2**attempt)
-        pause *= random.uniform(0.75, 1.25)
-        if self._deadline is not None and time.monotonic() + pause >= self._deadline:
-            return False
-        await asyncio.sleep(pause)
-        return True
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._response is not None:
-            await self._response.aclose()
+    if loop.is_running() and not client.is_closed:
+        loop.call_soon_threadsafe(close)
 
 
 class EventDecoder:
     """Bytes in any pieces -> the data of each event (WHATWG HTML, section "server-sent events"). Fields other
-    than data, and comments, are passed over."""
+    than data, and comments, are ignored."""
 
     def __init__(self) -> None:
         self._bytes = b""
@@ -278,7 +272,7 @@ class EventDecoder:
         self._began = False
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Events that are complete now. Raises BackendError when one grows beyond all reason."""
+        """The events that are complete now. Raises BackendError for one of more than MAX_EVENT_CHARS."""
         self._bytes += chunk
         # A last \r may be the first half of a \r\n.
         whole = self._bytes[:-1] if self._bytes.endswith(b"\r") else self._bytes
@@ -289,7 +283,7 @@ class EventDecoder:
         return [event for line in lines if (event := self._line(line)) is not None]
 
     def end(self) -> list[str]:
-        """The stream is over: an event that was not closed by an empty line is given all the same."""
+        """The last event, if it was not ended by an empty line."""
         lines = [self._bytes.rstrip(b"\r"), b""]
         self._bytes = b""
         return [event for line in lines if (event := self._line(line)) is not None]
@@ -312,12 +306,12 @@ class EventDecoder:
 def json_event(text: str, backend: str) -> dict[str, Any]:
     """The JSON object in an event's data. Raises BackendError."""
     try:
-        found = _parsed(text)
+        data = _parsed(text)
     except ValueError as error:
         raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}", backend=backend) from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise BackendError(f"an event of the stream is not an object: {text[:200]!r}", backend=backend)
-    return found
+    return data
 
 
 def json_body(value: Any) -> bytes:
@@ -349,7 +343,7 @@ def _decoded(content: bytes) -> Any:
 
 
 def _seconds(text: str | None) -> float | None:
-    """A Retry-After header in seconds; the date form is passed over."""
+    """A Retry-After header in seconds; None for the date form."""
     try:
         return max(0.0, float(text)) if text else None
     except ValueError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dsl.console.session.commands import completions
 from sglang_dsl.console.session.session import Session
-from sglang_dsl.conversation.usage import totals
+from sglang_dsl.conversation.requests import totals
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

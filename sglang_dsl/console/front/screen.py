@@ -20,8 +20,8 @@ from sglang_dsl.console.session.commands import footnote
 from sglang_dsl.console.session.follow import Look, View, branch_text
 from sglang_dsl.console.session.session import Outcome, Session
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.state.base import Group as Forks
 from sglang_dsl.state.base import StateBase
+from sglang_dsl.state.branches import Group as Forks
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 from sglang_dsl.views.terminal import (
     GENERATED,

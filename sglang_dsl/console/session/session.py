@@ -23,7 +23,6 @@ from sglang_dsl.console.session import interrupts
 from sglang_dsl.console.session.follow import Follower, View, changed_forks, fork_texts
 from sglang_dsl.console.session.interrupts import stoppable
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import BadProgram, InvalidValue, again
 from sglang_dsl.execution.standing import Standing, generated, moment, settled_variable, without
 from sglang_dsl.function import Options
@@ -31,7 +30,8 @@ from sglang_dsl.interpreter.core import Checkpoint
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.run import Stop
 from sglang_dsl.settings import global_config
-from sglang_dsl.state.base import Group, StateBase
+from sglang_dsl.state.base import StateBase
+from sglang_dsl.state.branches import Group
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 
 STATE = "s"

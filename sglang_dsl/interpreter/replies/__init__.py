@@ -1,1 +1,1 @@
-"""What becomes of a reply: its reasoning kept apart, asked for again where it is no value, its calls run."""
+"""Handling of replies: reasoning is separated, invalid values are requested again, tool calls are run."""

@@ -9,14 +9,16 @@ import re
 import subprocess
 import sys
 import typing
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from sglang_dsl.frontend import generation
-from sglang_dsl.frontend import static_types as checked
-from sglang_dsl.function import RUN_WORDS, SglFunction
-from sglang_dsl.interpreter import lower
+from sglang_dsl.function import RUN_OPTIONS, SglFunction
+from sglang_dsl.interpreter.parameters import PARAMETERS
 
 pytest.importorskip("mypy")
 
@@ -297,16 +299,22 @@ def test_pyright_knows_the_same(tmp_path: Path) -> None:
     assert found == {number: text.split("error ")[0] or "error" for number, text in wanted().items()}
 
 
-def test_checkers_are_told_every_word() -> None:
+def test_checkers_know_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / "sglang_dsl" / "frontend" / "static_types.pyi"
+    loader = SourceFileLoader("static_types", str(path))
+    checked: Any = ModuleType("static_types")
+    monkeypatch.setitem(sys.modules, "static_types", checked)
+    vars(checked)["__file__"] = str(path)
+    loader.exec_module(checked)
     gen_words = set(inspect.signature(generation._gen).parameters)
-    forms = set(typing.get_type_hints(checked.Forms)) | set(typing.get_type_hints(checked.TypedWords))
+    forms = set(typing.get_type_hints(checked.Forms)) | set(typing.get_type_hints(checked.TypedArguments))
     assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
-    batch = set(typing.get_type_hints(checked.BlockingBatchWords))
+    batch = set(typing.get_type_hints(checked.BlockingBatchArguments))
     own = set(inspect.signature(SglFunction.run_batch).parameters)
-    assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "kwargs"}) | RUN_WORDS
+    assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "kwargs"}) | RUN_OPTIONS
     told = re.findall(r"\*args: Any, (\w+): Any, ", inspect.getsource(checked.Runs))
-    assert sorted(told) == sorted(RUN_WORDS), "sglang_dsl/checked.py lists all words of run"
-    assert set(lower.WORDS) < RUN_WORDS
+    assert sorted(told) == sorted(RUN_OPTIONS), f"{path} lists all keyword arguments of run"
+    assert set(PARAMETERS) < RUN_OPTIONS
 
 
 def test_the_package_says_that_it_is_typed() -> None:

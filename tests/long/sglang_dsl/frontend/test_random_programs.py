@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dsl.backends.faulty import FAULTS
+from tests.unit.sglang_dsl.frontend.faulty import FAULTS
 from tests.unit.sglang_dsl.frontend.test_random_programs import BEGIN, run_trials
 
 pytestmark = pytest.mark.drawn

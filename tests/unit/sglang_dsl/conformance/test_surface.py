@@ -15,8 +15,8 @@ import sglang_dsl as sgl
 from runtime.api import Engine
 from runtime.protocol.errors import BadRequest
 from sglang_dsl import MockBackend
-from sglang_dsl.function import RUN_WORDS
-from sglang_dsl.interpreter import lower
+from sglang_dsl.function import RUN_OPTIONS
+from sglang_dsl.interpreter.parameters import PARAMETERS
 from tests.unit.sglang_dsl.conformance.parts import TRIES
 from tests.unit.sglang_dsl.conformance.surface import NAMES, Row, rows
 
@@ -56,8 +56,8 @@ def find(path: str, held: dict[str, Any]) -> Any:
 
 def takes(owner: str, found: Any, word: str) -> bool:
     if owner == "SglFunction.run":
-        return word in RUN_WORDS
-    if owner in ("gen_int", "gen_string") and word in lower.WORDS:
+        return word in RUN_OPTIONS
+    if owner in ("gen_int", "gen_string") and word in PARAMETERS:
         return True
     return word in inspect.signature(found).parameters
 
@@ -140,7 +140,7 @@ def test_every_word_of_gen_works(word: str, backend: Any) -> None:
     meta = state.get_meta_info("x")
     if word == "return_logprob":
         assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
-    if word in RUN_WORDS and word not in ("n", "return_logprob"):
+    if word in RUN_OPTIONS and word not in ("n", "return_logprob"):
         # The same as a default of the run.
         plain = sgl.function(lambda s: s.__iadd__("1 + 1 =" + sgl.gen("x", max_tokens=4, **more)))
         assert isinstance(plain.run(backend=backend, **{word: VALUES[word]})["x"], str)

@@ -56,7 +56,7 @@ def test_an_endpoint_travels_with_its_key_and_is_not_looked_for() -> None:
     made = sgl.RuntimeEndpoint("http://127.0.0.1:9/", "secret", timeout=7, lazy=True)
     there = pickle.loads(pickle.dumps(made))  # noqa: S301 - made here
     assert (there.base_url, there.timeout, there.identity) == ("http://127.0.0.1:9", 7, made.identity)
-    assert there._made_with == made._made_with
+    assert there._arguments == made._arguments
     assert "secret" not in repr(there)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Call, ChoiceCall
 from sglang_dsl.backends.mock import _flat
-from sglang_dsl.interpreter.joins import MODES, taken_over
+from sglang_dsl.interpreter.joins import MODES, joined_values
 
 Steps = list[tuple[Any, ...]]
 NAMES = "abcde"
@@ -338,7 +338,7 @@ class Reference:
         else:
             own = [set_by(inner) for inner in parts]
             found = [{n: end.values[n] for n in names} for end, names in zip(ends, own, strict=True)]
-            self.values.update(taken_over(mode, found, self.values))
+            self.values.update(joined_values(mode, found, self.values))
 
 
 def set_by(steps: Steps) -> list[str]:

@@ -20,10 +20,10 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, gen
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
-from sglang_dsl.backends.faulty import FAULTS, HARMLESS, FaultyBackend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.threads import Threads
 from sglang_dsl.interpreter.record import Record
+from tests.unit.sglang_dsl.frontend.faulty import FAULTS, HARMLESS, FaultyBackend
 
 
 @sgl.function

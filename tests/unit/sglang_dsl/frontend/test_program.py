@@ -486,4 +486,4 @@ def test_lowering_never_keeps_the_users_list() -> None:
         program.run(backend=mock).sync()
         assert mock.calls[0].sampling.stop == ("\n", " ")
     assert stops == ["\n"]
-    assert lower(gen("x", stop=stops), Sampling()).template.sampling.stop == ("\n",)
+    assert lower(gen("x", stop=stops), Sampling()).sampling.stop == ("\n",)

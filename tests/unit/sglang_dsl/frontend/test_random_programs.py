@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 import sglang_dsl as sgl
-from sglang_dsl.backends.faulty import FAULTS, FaultyBackend
 from sglang_dsl.concurrency.loop import background
 from tests.exploring import EXPLORE
+from tests.unit.sglang_dsl.frontend.faulty import FAULTS, FaultyBackend
 from tests.unit.sglang_dsl.frontend.random_programs import Boom, Maker, Reference, plain_mock, program_of
 
 pytestmark = pytest.mark.drawn

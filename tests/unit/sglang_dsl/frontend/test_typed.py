@@ -163,7 +163,7 @@ def test_a_typed_node_survives_json_and_prints_its_type(kind: Any, text: str, va
     ],
 )
 def test_what_a_type_is_kept_by(kind: Any, kept: str | None) -> None:
-    constraint = lower(gen("x", kind), Sampling()).template.constraint
+    constraint = lower(gen("x", kind), Sampling()).constraint
     assert (None if constraint is None else constraint.kind) == kept
 
 
@@ -185,8 +185,8 @@ def test_an_object_takes_no_other_members_unless_its_type_says_so() -> None:
 
 
 def test_the_words_may_stand_beside_the_type() -> None:
-    assert lower(gen("x", Hero, max_tokens=5), Sampling()).template.sampling.max_new_tokens == 5
-    assert lower(gen("x", Hero, 5, temperature=0), Sampling()).template.sampling.max_new_tokens == 5
+    assert lower(gen("x", Hero, max_tokens=5), Sampling()).sampling.max_new_tokens == 5
+    assert lower(gen("x", Hero, 5, temperature=0), Sampling()).sampling.max_new_tokens == 5
     assert gen("x", typed=Hero) == gen("x", Hero)
     assert gen("x", 5) == gen("x", max_tokens=5)
     assert gen(name="x", max_tokens=5) == gen("x", 5)
@@ -258,11 +258,11 @@ TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 def test_a_word_becomes_one_constraint(words: dict[str, Any], constraint: Constraint) -> None:
     node = gen("x", **words)
     assert isinstance(node, Gen)
-    assert lower(node, Sampling()).template.constraint == constraint
+    assert lower(node, Sampling()).constraint == constraint
     again = from_dict(json.loads(json.dumps(to_dict(node))))
     assert again == node
     assert isinstance(again, Gen)
-    assert lower(again, Sampling()).template.constraint == constraint
+    assert lower(again, Sampling()).constraint == constraint
 
 
 def test_types_may_stand_inside_of_a_structural_tag() -> None:
@@ -390,9 +390,9 @@ def test_a_new_type_is_read_as_its_supertype(kind: Any, text: str, value: Any) -
 
 def test_a_new_type_takes_no_other_values() -> None:
     node = gen("x", AdminId)
-    assert (typed.describe(AdminId).name, lower(node, Sampling()).template.constraint) == (
+    assert (typed.describe(AdminId).name, lower(node, Sampling()).constraint) == (
         "AdminId",
-        lower(gen("x", int), Sampling()).template.constraint,
+        lower(gen("x", int), Sampling()).constraint,
     )
     state = ask.run(gen("x", AdminId, max_tokens=1), backend=MockBackend(["7.5"], tokens="bytes"))
     assert state["x"] == 7

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dsl.concurrency.deadlines import Deadlines
+from sglang_dsl.concurrency.loop import Deadlines
 
 
 class Clock:

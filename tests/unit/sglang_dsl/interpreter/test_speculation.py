@@ -23,13 +23,13 @@ CARD = "Name: Ada\nBirthday: May 4\nJob: smith\nWelcome.\n"
 
 class Api(MockBackend):
     """The mock as an API would be: each call is paid. `prefills`: it goes on with a turn that has begun;
-    `tells_tokens`: it says which tokens it made, here one per character."""
+    `reports_tokens`: it says which tokens it made, here one per character."""
 
     speculates = True
 
-    def __init__(self, replies: Any, *, prefills: bool = False, tells_tokens: bool = False) -> None:
+    def __init__(self, replies: Any, *, prefills: bool = False, reports_tokens: bool = False) -> None:
         super().__init__(replies, tokens="bytes")
-        self.prefills, self.tells_tokens = prefills, tells_tokens
+        self.prefills, self.reports_tokens = prefills, reports_tokens
 
     async def generate(self, call: Call) -> Completion:
         if not self.prefills and any(
@@ -78,9 +78,9 @@ def chat_card(s: Any) -> None:
     s += sgl.assistant(gen("bye", max_tokens=8))
 
 
-@pytest.mark.parametrize("tells_tokens", [False, True])
-def test_following_text_and_values_come_from_one_call(tells_tokens: bool) -> None:
-    backend = Api(text_model(CARD), tells_tokens=tells_tokens)
+@pytest.mark.parametrize("reports_tokens", [False, True])
+def test_following_text_and_values_come_from_one_call(reports_tokens: bool) -> None:
+    backend = Api(text_model(CARD), reports_tokens=reports_tokens)
     state = card.run(backend=backend)
     plain = card.options(num_api_spec_tokens=None).run(backend=MockBackend(text_model(CARD)))
     assert state.text() == plain.text() == CARD
@@ -117,8 +117,8 @@ def test_max_tokens_hold_by_tokens_or_by_a_call_of_its_own() -> None:
     def short(s: Any) -> None:
         s += "Name:" + gen("name", max_tokens=3, temperature=0) + gen("rest", max_tokens=2, temperature=0)
 
-    for tells_tokens, calls in ((True, 1), (False, 4)):
-        backend = Api(text_model(CARD), tells_tokens=tells_tokens)
+    for reports_tokens, calls in ((True, 1), (False, 4)):
+        backend = Api(text_model(CARD), reports_tokens=reports_tokens)
         state = short.run(backend=backend)
         assert (state["name"], state["rest"]) == (" Ad", "a\n")
         assert state.get_meta_info("name")["finish_reason"]["type"] == "length"
@@ -149,7 +149,7 @@ def test_a_chat_turn_is_one_call_where_turns_cannot_be_gone_on_with() -> None:
 
 
 def test_a_chat_turn_goes_on_where_it_can() -> None:
-    backend = Api(text_model(CARD), prefills=True, tells_tokens=True)
+    backend = Api(text_model(CARD), prefills=True, reports_tokens=True)
     state = chat_card.run(backend=backend)
     assert state.messages()[1]["content"] == CARD
     assert len(backend.calls) == 2
@@ -323,7 +323,7 @@ WORD = st.text("ab ", min_size=0, max_size=4)
     st.booleans(),
 )
 def test_the_text_is_that_of_the_program_as_it_is(
-    fields: list[tuple[str, str]], tail: str, ahead: int, most: int, tells_tokens: bool
+    fields: list[tuple[str, str]], tail: str, ahead: int, most: int, reports_tokens: bool
 ) -> None:
     """Any text of a model, any number of tokens asked for ahead: values are those of single calls."""
     whole = "".join(f"{title}:{value};" for title, value in fields) + tail
@@ -338,7 +338,7 @@ def test_the_text_is_that_of_the_program_as_it_is(
         return whole[len(prompt) :] if whole.startswith(prompt) else "off;"
 
     plain = program.run(backend=MockBackend(exact, tokens="bytes"))
-    backend = Api(exact, tells_tokens=tells_tokens)
+    backend = Api(exact, reports_tokens=reports_tokens)
     ahead_of = program.run(backend=backend, num_api_spec_tokens=ahead)
     assert ahead_of.text() == plain.text()
     for index in range(len(fields)):
@@ -496,7 +496,7 @@ def test_a_turn_in_one_reply_says_what_calls_one_by_one_say(
 
     plain = program.run(backend=MockBackend(exact, tokens="bytes"))
     for prefills in (False, True):
-        backend = Api(exact, prefills=prefills, tells_tokens=True)
+        backend = Api(exact, prefills=prefills, reports_tokens=True)
         together = program.run(backend=backend, num_api_spec_tokens=128)
         assert together.messages() == plain.messages()
         for name in plain.stream_executor.variables:

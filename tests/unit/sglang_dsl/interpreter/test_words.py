@@ -94,13 +94,13 @@ def test_stop_lists_are_copied_and_template_stops_never_reach_them() -> None:
     for _ in range(3):
         node = gen("x", stop=stops, dtype=int)
         assert isinstance(node, Gen)
-        assert lower(node, Sampling()).template.sampling.stop == ("\n", " ")
+        assert lower(node, Sampling()).sampling.stop == ("\n", " ")
     assert stops == ["\n"]
 
 
 def test_dtype_with_a_single_stop_text() -> None:
     node = gen_int("x", stop="!")
-    assert lower(node, Sampling()).template.sampling.stop == ("!", " ", "\n")
+    assert lower(node, Sampling()).sampling.stop == ("!", " ", "\n")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_dtype_with_a_single_stop_text() -> None:
     ],
 )
 def test_dtype_lowers_to_a_regex_of_its_values(dtype: object, good: list[str], bad: list[str]) -> None:
-    constraint = lower(gen("x", dtype=dtype), Sampling()).template.constraint  # type: ignore[arg-type]
+    constraint = lower(gen("x", dtype=dtype), Sampling()).constraint  # type: ignore[arg-type]
     assert constraint is not None
     assert constraint.kind == "regex"
     assert all(re.fullmatch(constraint.spec, text) for text in good)
@@ -121,7 +121,7 @@ def test_dtype_lowers_to_a_regex_of_its_values(dtype: object, good: list[str], b
 
 
 def test_gen_string_values_are_json_strings() -> None:
-    spec = lower(gen_string("x"), Sampling()).template.constraint.spec  # type: ignore[union-attr]
+    spec = lower(gen_string("x"), Sampling()).constraint.spec  # type: ignore[union-attr]
     text = json.dumps('a "quoted" \\ line')
     assert re.fullmatch(spec, text)
 
@@ -133,14 +133,14 @@ def test_json_schema_takes_text_mapping_and_models() -> None:
             return {"type": "integer"}
 
     for given_schema in ('{"type": "integer"}', {"type": "integer"}, Model):
-        constraint = lower(gen("x", json_schema=given_schema), Sampling()).template.constraint  # type: ignore[arg-type]
+        constraint = lower(gen("x", json_schema=given_schema), Sampling()).constraint  # type: ignore[arg-type]
         assert constraint is not None
         assert constraint.kind == "json_schema"
         assert json.loads(constraint.spec) == {"type": "integer"}
 
 
 def test_words_no_request_has_travel_as_options() -> None:
-    lowered = lower(gen("x", stop_regex=["a+"], return_text_in_logprobs=True), Sampling()).template
+    lowered = lower(gen("x", stop_regex=["a+"], return_text_in_logprobs=True), Sampling())
     assert lowered.options == {"return_text_in_logprobs": True}
     assert lowered.sampling.stop_regex == ("a+",)
 
@@ -176,8 +176,8 @@ def test_defaults_program_and_call_merge_in_that_order(
     level = Sampling(**program).over(Sampling(**defaults))  # type: ignore[arg-type]
     node = gen("x", **call)  # type: ignore[arg-type]
     assert isinstance(node, Gen)
-    lowered = lower(node, level).template
-    reference = lower(Gen(sampling=Sampling(**merged)), Sampling()).template  # type: ignore[arg-type]
+    lowered = lower(node, level)
+    reference = lower(Gen(sampling=Sampling(**merged)), Sampling())  # type: ignore[arg-type]
     assert lowered == reference
     if "max_tokens" in merged:
         assert lowered.sampling.max_new_tokens == merged["max_tokens"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from sglang_dsl.errors import BadProgram, MissingVariable, NoWinner, ProgramError, StateClosed, Timeout
-from sglang_dsl.interpreter.joins import MODES, taken_over
+from sglang_dsl.interpreter.joins import MODES, joined_values
 from sglang_dsl.state.branches import count_votes
 
 NEVER_S = 3600.0
@@ -328,18 +328,18 @@ NAMES = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9), max_size=3)
 def test_join_policies(branches: list[dict[str, int]], known: set[str]) -> None:
     names = {name for values in branches for name in values}
     having = {name: [i for i, values in enumerate(branches) if name in values] for name in names}
-    gathered = taken_over("gather_variable", branches, known)
+    gathered = joined_values("gather_variable", branches, known)
     assert gathered == {name: [branches[i][name] for i in having[name]] for name in names}
-    as_dict = taken_over("dict", branches, known)
+    as_dict = joined_values("dict", branches, known)
     assert as_dict == {name: {i: branches[i][name] for i in having[name]} for name in names}
-    last = taken_over("overwrite", branches, known)
+    last = joined_values("overwrite", branches, known)
     assert last == {name: branches[having[name][-1]][name] for name in names}
-    assert taken_over("concate_and_append", branches, known) == {}
+    assert joined_values("concate_and_append", branches, known) == {}
     if any(len(having[name]) > 1 or name in known for name in names):
         with pytest.raises(BadProgram, match="set"):
-            taken_over("error", branches, known)
+            joined_values("error", branches, known)
     else:
-        assert taken_over("error", branches, known) == last
+        assert joined_values("error", branches, known) == last
 
 
 @pytest.mark.parametrize("mode", [*MODES, "list"])

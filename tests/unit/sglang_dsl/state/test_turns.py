@@ -13,10 +13,9 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Call, Completion
-from sglang_dsl.concurrency.loop import background, in_thread
+from sglang_dsl.concurrency.loop import Inbox, Turns, background, in_thread
 from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.concurrency.turns import Inbox, Turns
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter.run import Variable
 
 LONG_S = 300.0
 
@@ -140,8 +139,8 @@ class Recorded:
 
 
 def test_turns_go_round_once_and_end_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_dsl.concurrency.turns.PATIENCE_S", LONG_S)
-    monkeypatch.setattr("sglang_dsl.concurrency.turns.LONGEST_S", LONG_S)
+    monkeypatch.setattr("sglang_dsl.concurrency.loop.PATIENCE_S", LONG_S)
+    monkeypatch.setattr("sglang_dsl.concurrency.loop.LONGEST_S", LONG_S)
     log: list[str] = []
 
     async def main() -> None:
@@ -168,7 +167,7 @@ def test_turns_go_round_once_and_end_with_the_loop(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_keeps_his_turn_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_dsl.concurrency.turns.PATIENCE_S", 0.001)
+    monkeypatch.setattr("sglang_dsl.concurrency.loop.PATIENCE_S", 0.001)
 
     async def main() -> None:
         resumed = asyncio.Event()

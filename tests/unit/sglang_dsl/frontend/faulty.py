@@ -103,10 +103,10 @@ class FaultyBackend(Backend):
                 await self._before(fault, chance)
             if fault in ("nan", "texts"):
                 self._fail(chance)
-            given: Any = self.backend.stream(call)
-            async with aclosing(given):
+            deltas: Any = self.backend.stream(call)
+            async with aclosing(deltas):
                 count = 0
-                async for delta in given:
+                async for delta in deltas:
                     if fault in ("error_midway", "truncated", "never", "stubborn") and (
                         count == after or delta.meta is not None
                     ):
@@ -128,17 +128,17 @@ class FaultyBackend(Backend):
             if fault in ("error_midway", "truncated"):
                 await asyncio.sleep(self.delay_s)
                 self._fail(chance)
-            found = await self.backend.score(call)
+            result = await self.backend.score(call)
             if fault == "texts":
-                scores = found.scores[1:] if chance % 2 else (*found.scores, *found.scores)
-                return ChoiceScores(scores, found.meta)
+                scores = result.scores[1:] if chance % 2 else (*result.scores, *result.scores)
+                return ChoiceScores(scores, result.meta)
             if fault in ("nan", "impossible"):
                 value = math.nan if fault == "nan" else -math.inf
                 worst = (
-                    dataclasses.replace(one, logprobs=(value,) * len(one.logprobs)) for one in found.scores
+                    dataclasses.replace(one, logprobs=(value,) * len(one.logprobs)) for one in result.scores
                 )
-                return ChoiceScores(tuple(worst), found.meta)
-            return found
+                return ChoiceScores(tuple(worst), result.meta)
+            return result
 
     async def commit(self, prompt: Prompt) -> None:
         with self._flight():
@@ -154,10 +154,10 @@ class FaultyBackend(Backend):
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    def _fault(self, verb: str, said: Call | ChoiceCall | Prompt) -> tuple[str | None, int]:
+    def _fault(self, verb: str, request: Call | ChoiceCall | Prompt) -> tuple[str | None, int]:
         """The fault that this call meets, and a number of its own."""
         self.calls += 1
-        text = repr((self.seed, verb, _described(said))).encode("utf-8", "surrogatepass")
+        text = repr((self.seed, verb, _described(request))).encode("utf-8", "surrogatepass")
         key = hashlib.blake2b(text, digest_size=16).digest()
         self._seen[key] += 1
         # Said again, it may meet something else: a program that tries again gets on.
@@ -219,9 +219,9 @@ class FaultyBackend(Backend):
             self.in_flight -= 1
 
 
-def _described(said: Call | ChoiceCall | Prompt) -> Any:
+def _described(request: Call | ChoiceCall | Prompt) -> Any:
     """What a call says, as plain data."""
-    if isinstance(said, Prompt):
-        return msgspec.to_builtins(said.messages)
-    rest = [getattr(said, name) for name in said.__struct_fields__ if name != "prompt"]
-    return [_described(said.prompt), *(repr(one) for one in rest)]
+    if isinstance(request, Prompt):
+        return msgspec.to_builtins(request.messages)
+    rest = [getattr(request, name) for name in request.__struct_fields__ if name not in ("prompt", "peeks")]
+    return [_described(request.prompt), *(repr(one) for one in rest)]
