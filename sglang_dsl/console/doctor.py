@@ -124,9 +124,9 @@ def requirements() -> dict[str, list[str]]:
         elif "platform" not in line or sys.platform in line:
             direct.setdefault(extra[1], []).append(name[0])
     names: dict[str, list[str]] = {}
-    for extra in {*direct, *inner}:
-        nested = [name for one in inner.get(extra, ()) for name in direct.get(one, ())]
-        names[extra] = list(dict.fromkeys([*direct.get(extra, ()), *nested]))
+    for key in {*direct, *inner}:
+        nested = [name for one in inner.get(key, ()) for name in direct.get(one, ())]
+        names[key] = list(dict.fromkeys([*direct.get(key, ()), *nested]))
     return names
 
 

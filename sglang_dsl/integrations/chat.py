@@ -16,18 +16,19 @@ from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.concurrency.waiting import Until, awaiting, blocking, iterate_here, run_here
-from sglang_dsl.conversation.usage import Ledger
+from sglang_dsl.concurrency.streams import Until, awaiting, blocking, iterate_here, run_here
+from sglang_dsl.conversation.requests import Ledger
 from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
-from sglang_dsl.interpreter import lower
-from sglang_dsl.interpreter.calls import Calls, Where
-from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.interpreter import parameters
+from sglang_dsl.interpreter.calls import CallContext, Calls
+from sglang_dsl.interpreter.lower import lower
+from sglang_dsl.interpreter.run import Variable
 from sglang_dsl.ir import Gen
 from sglang_dsl.settings import global_config
 
 FORMS = ("regex", "json_schema", "ebnf", "structural_tag")
 """Keyword arguments for the constraint of a reply; at most one of them."""
-SAMPLING = frozenset(lower.WORDS) - {"n"}
+SAMPLING = frozenset(parameters.PARAMETERS) - {"n"}
 _PARTS = ("text", "image_url", "video_url", "audio_url")
 
 
@@ -37,7 +38,7 @@ class Chat:
 
     def __init__(self, name: str, backend: Any = None, timeout: float | None = None, **options: Any) -> None:
         self.name, self._backend = name, backend
-        self.timeout = lower.timeout(timeout)
+        self.timeout = parameters.timeout(timeout)
         self.options = {option: value for option, value in options.items() if value is not None}
         self.node()  # wrong options fail here
 
@@ -64,8 +65,8 @@ class Chat:
         forms = {form: merged.pop(form) for form in FORMS if form in merged}
         if len(forms) > 1:
             raise BadProgram(f"{self.name} takes only one of {', '.join(FORMS)}; got {' and '.join(forms)}")
-        constraint = {form: getattr(lower, form)(value) for form, value in forms.items()}
-        return Gen(name=None, sampling=lower.sampling(merged), **constraint)
+        constraint = {form: getattr(parameters, form)(value) for form, value in forms.items()}
+        return Gen(name=None, sampling=parameters.sampling(merged), **constraint)
 
     def call(
         self,
@@ -86,14 +87,14 @@ class Chat:
         choice = choice_of(tool_choice, tools)
         if tools and choice != "none" and any(getattr(node, form) is not None for form in FORMS):
             raise BadProgram("a reply with a constraint cannot call tools; pass only one of the two")
-        ready = self._lowered(node).with_tools(choice if tools else "auto", parallel_tool_calls)
-        return ready.call(prompt, self._limit)
+        choice = choice if tools else "auto"
+        return self._template(node, prompt, tool_choice=choice, parallel_tools=parallel_tool_calls)
 
     def completion(self, prompt: str | Prompt, **options: Any) -> Call:
         """The request to continue a text, or any prompt."""
         if isinstance(prompt, str):
             prompt = Prompt((Message(RAW_ROLE, prompt, open=True),))
-        return self._lowered(self.node(**options)).call(prompt, self._limit)
+        return self._template(self.node(**options), prompt)
 
     def begin(self, call: Call, *, stream: bool = False) -> Reply:
         """Send a request in the background. Raises NoBackend."""
@@ -106,13 +107,14 @@ class Chat:
     def _limit(self) -> float | None:
         return global_config.timeout_s if self.timeout is None else self.timeout
 
-    def _lowered(self, node: Gen) -> lower.Lowered:
-        return lower.lower(node, global_config.sampling)
+    def _template(self, node: Gen, prompt: Prompt, **tools: Any) -> Call:
+        template = lower(node, global_config.sampling)
+        return replace(template, prompt=prompt, timeout=self._limit, **tools)
 
 
 async def _generate(name: str, backend: Backend, call: Call, **kwargs: Any) -> Completion:
     """Raises InvalidValue if the reply violates its constraint."""
-    context = Where("gen", None, (), 0, timeout=call.timeout)
+    context = CallContext("gen", None, (), 0, timeout=call.timeout)
     done = await Calls(name, backend, Ledger()).generate(context, call, **kwargs)
     if (fault := done.meta.get("invalid")) is not None:
         raise InvalidValue(f"the reply is not what was asked for: {fault}; it is {done.texts[0]!r:.200}")

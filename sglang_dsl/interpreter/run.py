@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from runtime.formats.reasoning.types import Split
+from runtime.formats.reasoning.splitter import Split
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Piece, Signal, Stream, Until, awaiting

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from sglang_dsl.conversation.requests import COUNTED, CallRecord, totals
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import COUNTED, CallRecord, totals
 from sglang_dsl.ir import cut
 from sglang_dsl.views import style
 from sglang_dsl.views.snapshot import (

@@ -11,7 +11,6 @@ import msgspec
 
 from sglang_dsl.conversation.requests import CallRecord, totals
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import CallRecord, totals
 from sglang_dsl.ir import Gen, Select
 
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from sglang_dsl.conversation.requests import COUNTED
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.conversation.usage import COUNTED
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.views.diagrams import calls_graph, dot, mermaid
 from sglang_dsl.views.html import constraint_report

@@ -20,9 +20,9 @@ from sglang_dsl.console.session import files
 from sglang_dsl.console.session.follow import View
 from sglang_dsl.console.session.interrupts import stoppable
 from sglang_dsl.console.session.session import Outcome, Session
-from sglang_dsl.conversation.usage import COUNTED, CallRecord, totals
+from sglang_dsl.conversation.requests import COUNTED, CallRecord, totals
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.function import RUN_WORDS, SglFunction
+from sglang_dsl.function import RUN_OPTIONS, SglFunction
 from sglang_dsl.views.terminal import one_line, printable, render
 
 FORKS = "forks"
@@ -237,7 +237,7 @@ class Commands:
         changes: dict[str, Any] = {}
         for pair in rest.split():
             name, equals, value = pair.partition("=")
-            if not equals or name not in RUN_WORDS - {"backend", "stream", "budget"}:
+            if not equals or name not in RUN_OPTIONS - {"backend", "stream", "budget"}:
                 raise BadProgram(f":set takes NAME=VALUE, as temperature=0.7; got {pair!r}")
             try:
                 changes[name] = json.loads(value) if value not in ("", "None") else None

@@ -22,6 +22,7 @@ from sglang_dsl.console.session import cell as cells
 from sglang_dsl.console.session import interrupts
 from sglang_dsl.console.session.follow import Follower, View, changed_forks, fork_texts
 from sglang_dsl.console.session.interrupts import stoppable
+from sglang_dsl.conversation.requests import CallRecord
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram, InvalidValue, again
 from sglang_dsl.execution.standing import Standing, generated, moment, settled_variable, without
@@ -99,7 +100,7 @@ class Session:
         self.folder = folder or Path()
         self.cells: list[Cell] = []
         self._is_open = False
-        self.standing = Standing(Options().with_words(self.defaults))
+        self.standing = Standing(Options().updated(self.defaults))
         self._number = 0
         self._outer_backend = global_config.default_backend
         self._programs = Stop()
@@ -139,7 +140,7 @@ class Session:
         if self._is_open:
             return
         backend = _wait_for(self.opening, view)
-        self.standing.runs_with(Options(backend=backend).with_words(self.defaults))
+        self.standing.runs_with(Options(backend=backend).updated(self.defaults))
         global_config.default_backend = backend
         self._is_open = True
 
@@ -156,7 +157,7 @@ class Session:
     def set_defaults(self, changes: Mapping[str, Any]) -> None:
         """Change defaults of generations; None removes one. Raises BadProgram."""
         merged = {name: value for name, value in {**self.defaults, **changes}.items() if value is not None}
-        options = Options(backend=self.opening.result() if self._is_open else None).with_words(merged)
+        options = Options(backend=self.opening.result() if self._is_open else None).updated(merged)
         self.defaults = merged
         if self._is_open:
             self.standing.runs_with(options)

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
+from runtime.formats.reasoning.marks import reasoning_type
+from runtime.formats.reasoning.splitter import Split, split_reasoning, splitter_of
 from runtime.protocol.messages import Message
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Completion, Delta, Prompt
