@@ -20,8 +20,8 @@ from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, Metada
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, TransferCorrupt, TransferPeerLost
 from runtime.protocol.io_struct import Bootstrap
-from runtime.scheduler.fake import FakeRunner
 from tests.unit.runtime.scheduler.conftest import Bench
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 LAYOUT = KVLayout(layers=1, total_heads=1, head_bytes=8, dtype="fake", heads=1)
 NEVER = (1 << 64) - 1

@@ -17,11 +17,11 @@ from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.requests.request import Request
 from tests.exploring import tries
+from tests.unit.runtime.scheduler.fake import START, draw, follow
 
 
 @dataclass

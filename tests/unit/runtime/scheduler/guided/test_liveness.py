@@ -22,11 +22,11 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import START, FakeRunner, draw, follow, logprob
 from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.requests.components import Guide
 from runtime.scheduler.scheduler import Scheduler
+from tests.unit.runtime.scheduler.fake import START, FakeRunner, draw, follow, logprob
 
 PIECES = [
     b'":',
