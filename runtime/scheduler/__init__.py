@@ -20,8 +20,8 @@ needs. Outputs are the same either way.
 - Stages (`stage.py`): when a request is let in, has its prompt computed and ends, a `Stage` is called. The
   plain one does prompts and decoding. One that only computes prompts exports their pages when they are done
   and ends the request; one that only decodes adopts them before it lets the request in
-  (`cache/transfer.py`: pages stay pinned until released).
-- What the cache forgets (`cache/eviction.py`): unlocked leaves, in the order of the eviction policy.
+  (their leases stand in `CacheManager.transfers` until then).
+- What the cache forgets (`cache/radix.py`): unlocked leaves, in the order of the eviction policy.
   There is one tree per `extra_key` (a `cache_salt` is part of it), so requests with different ones share
   nothing.
 - Adapters (`requests/adapters.py`): each has a number, which is part of its requests' key. Running

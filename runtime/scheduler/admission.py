@@ -226,7 +226,7 @@ class PrefillAdder:
         for request in running:
             lease = request.lease
             if lease is not None:
-                reserved += max(0, lease.own - ceil(request.until - lease.covered))
+                reserved += max(0, lease.private - ceil(request.until - lease.covered))
         return reserved
 
     def _refuse(self, request: Request) -> None:

@@ -6,8 +6,7 @@ import itertools
 from collections import Counter
 from operator import attrgetter, itemgetter
 
-from runtime.cache.none import NoCache
-from runtime.cache.prefix_cache import PrefixCache
+from runtime.cache.prefix_cache import NoCache, PrefixCache
 from runtime.scheduler.flows import Flows
 from runtime.scheduler.policies import Order
 from runtime.scheduler.requests.request import Request

@@ -56,8 +56,8 @@ class Stage:
 
     def before_first_decode(self, request: Request) -> bool:
         """It is next to be let in, for the first time. False: it waits, others go on, and it is asked again.
-        A decode stage only adopts here what was computed elsewhere (cache.transfer). What it pins for longer
-        than this call is out of reach of the requests that run, and they may fail for lack of it."""
+        A decode stage only adopts here what was computed elsewhere (CacheManager.transfers). Slots that it
+        pins for longer than this call are not available to the running requests, which may then fail."""
         return True
 
     def admitted(self, request: Request, now: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from runtime.cache.none import NoCache
+from runtime.cache.prefix_cache import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.memory_release import MemoryRelease
