@@ -21,7 +21,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.scheduler.flows import Flows
+from runtime.scheduler.queues import Flows
 from runtime.scheduler.report import totals
 from runtime.scheduler.requests.components import Timing
 from runtime.scheduler.requests.request import LiveRequest, defect, failure

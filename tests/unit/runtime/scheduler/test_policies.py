@@ -239,7 +239,7 @@ def test_an_idle_flow_gathers_no_claim(bench: Any) -> None:
     gained = [clients.given[flow] - before[flow] for flow in "ab"]
     assert abs(gained[0] - gained[1]) <= 2 * 2 * 4 * 20
     sim.run()
-    assert not sim.scheduler._waiting.flows._given
+    assert not sim.scheduler._waiting.flows._served
 
 
 def test_priority_comes_before_whose_turn_it_is(bench: Any) -> None:
