@@ -7,6 +7,7 @@ requests: who runs, who waits and what tokens mean is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from runtime.cache.node import Match, Node
 from runtime.cache.pages import PageAllocator, extend, join, split, total
@@ -188,6 +189,19 @@ class CacheManager:
     def available(self) -> int:
         """Slots that can be had without taking any from a lease."""
         return self.allocator.free + self.cache.evictable
+
+    def state(self) -> dict[str, Any]:
+        """Slots now. Prefixes that are only kept for later requests do not count as used."""
+        used = self.slots - self.available
+        return {
+            "slots": self.slots,
+            "free": self.allocator.free,
+            "evictable": self.cache.evictable,
+            "protected": self.cache.protected,
+            "max_total_num_tokens": self.slots,
+            "num_used_tokens": used,
+            "token_usage": used / self.slots,
+        }
 
     def open(self, tokens: Sequence[int], key: str | None = None, priority: int = 0) -> Lease:
         """A lease on the longest cached prefix of `tokens`, locked, with no slots of its own yet."""

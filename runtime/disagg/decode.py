@@ -19,9 +19,8 @@ from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput
 from runtime.scheduler.admission import SHARED
-from runtime.scheduler.report import Counters
-from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request
+from runtime.scheduler.scheduler_base import Counters, Deadlines
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.stage import Settled, Stage
 

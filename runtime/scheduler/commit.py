@@ -7,10 +7,10 @@ from collections.abc import Callable
 from runtime.plan import Row, RowResult, Sample
 from runtime.protocol.errors import InternalFault
 from runtime.scheduler.guided.decoding import GuidedDecoding
-from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.running_batch import RunningBatch
+from runtime.scheduler.scheduler_base import Outbox
 from runtime.scheduler.stage import Stage
 
 

@@ -22,9 +22,7 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.scheduler.queues import Flows
-from runtime.scheduler.report import totals
-from runtime.scheduler.requests.components import Timing
-from runtime.scheduler.requests.request import LiveRequest, defect, failure
+from runtime.scheduler.requests.request import LiveRequest, Timing, defect, failure
 from runtime.scheduler.scheduler_base import SchedulerBase
 
 ONLY_VECTORS = "this model gives embeddings only"
@@ -219,7 +217,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
             "num_paused_reqs": waiting if self._paused else 0,
             "paused": self._paused,
             "policy": self.config.policy,
-            **totals(self._counters, 0, 0),
+            **self._counters.state(),
         }
 
     # -- checks ----------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from runtime.config.scheduler import SchedulerConfig
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, grow
 from runtime.scheduler.queues import WaitingQueue
-from runtime.scheduler.report import Counters
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.request import Request
+from runtime.scheduler.scheduler_base import Counters
 from runtime.scheduler.stage import Stage
 
 MAX_TAIL_AHEAD = 256  # slots reserved ahead of a growing tail, at most

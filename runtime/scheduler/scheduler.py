@@ -28,13 +28,11 @@ from runtime.scheduler.commit import Commit
 from runtime.scheduler.guided.decoding import Encode, Grammars, GuidedDecoding, Over, ended
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
-from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.requests.adapters import AdapterRegistry
-from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request, defect, failure
 from runtime.scheduler.running_batch import RunningBatch
-from runtime.scheduler.scheduler_base import SchedulerBase
+from runtime.scheduler.scheduler_base import Counters, Deadlines, Rate, SchedulerBase
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.stage import Stage
@@ -186,22 +184,31 @@ class Scheduler(SchedulerBase[Request]):
 
     def state(self) -> dict[str, Any]:
         """Counters since the start (*_total, and the old short names), what is held now, and rates."""
-        running, produced = len(self._batch.running), sum([one.produced for one in self._live.values()])
+        running, waiting, compiling = len(self._batch.running), len(self._waiting), len(self.guided)
+        produced = sum([one.produced for one in self._live.values()])
+        jumped = sum([one.jumped for one in self._live.values()])
         self._rate.look(self._counters.generated, self._live.values(), self._clock())
         return {
-            **overview(running, self._waiting, len(self.guided), len(self._sessions)),
+            "running": running,
+            "waiting": waiting,
+            "compiling": compiling,
+            "num_running_reqs": running,
+            "num_queue_reqs": waiting,
+            "num_grammar_queue_reqs": compiling,
+            "num_retracted_reqs": self._waiting.retracted,
+            "num_sessions": len(self._sessions),
             "num_session_tokens": self._sessions.tokens,
             "num_paused_reqs": len(self._live) if self._paused else 0,
             "paused": self._paused,
             "policy": self.config.policy,
             "new_token_ratio": self._batch.ratio.value,
             "gen_throughput": self._rate.value if running else 0.0,
-            **usage(self.manager),
+            **self.manager.state(),
             **self.guided.state(),
             **self._stage.state(),
             **self._speculation.state(self._live.values()),
             **self.adapters.state(),
-            **totals(self._counters, produced, sum([one.jumped for one in self._live.values()])),
+            **self._counters.state(produced, jumped),
         }
 
     def check(self) -> None:

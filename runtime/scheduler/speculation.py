@@ -27,10 +27,8 @@ from runtime.cache.manager import CacheManager
 from runtime.config.speculation import SpeculationConfig
 from runtime.plan import Row, StepResult
 from runtime.protocol.errors import RuntimeFault
-from runtime.scheduler.requests.drafting import Drafting
+from runtime.scheduler.requests.drafting import Drafting, PromptLookup
 from runtime.scheduler.requests.images import KEYS
-from runtime.scheduler.requests.lookup import PromptLookup
-from runtime.scheduler.requests.pace import Pace
 from runtime.scheduler.requests.request import Request
 
 AHEAD = 16
@@ -38,6 +36,45 @@ AHEAD = 16
 RETRY = 24
 """Of so many rows whose guesses do not seem to pay, of all requests, one guesses all the same: the price is
 learnt from what is tried."""
+KEPT = 0.98  # of what was seen, from pass to pass
+SPREAD = 0.5  # variance of token counts below which nothing is learnt about `each`
+OUTLIER = 4.0  # a pass that took so many times what was expected was held up by something else
+
+
+class Pace:
+    """What one more token costs in a pass, learned from the times of passes.
+
+    A pass of n tokens takes about base + each * n. If reading the weights takes most of the time, `each` is
+    small against `base`, and guesses are nearly free; if many requests run, each token costs its share, and a
+    guess must be right as often as that."""
+
+    def __init__(self) -> None:
+        self._weight = self._n = self._t = self._nn = self._nt = 0.0
+        self._ratio = 0.0  # each / base
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A pass that computed no prompts. 0 seconds: not measured."""
+        if seconds <= 0:
+            return
+        if self._weight > 8 and seconds > OUTLIER * self._t / self._weight:
+            return
+        self._weight = KEPT * self._weight + 1
+        self._n = KEPT * self._n + tokens
+        self._t = KEPT * self._t + seconds
+        self._nn = KEPT * self._nn + tokens * tokens
+        self._nt = KEPT * self._nt + tokens * seconds
+        mean_n, mean_t = self._n / self._weight, self._t / self._weight
+        variance = self._nn / self._weight - mean_n * mean_n
+        if self._weight > 4 and variance > SPREAD:
+            each = max(0.0, (self._nt / self._weight - mean_n * mean_t) / variance)
+            base = mean_t - each * mean_n
+            self._ratio = each / base if base > 0.01 * mean_t else each / (0.01 * mean_t)
+
+    def price(self, rows: int) -> float:
+        """Which share of a token's own time in a pass of `rows` tokens one more takes: how often a guess must
+        be right to gain anything. 0 as long as nothing is known."""
+        cost = self._ratio * rows
+        return cost / (1.0 + cost)
 
 
 class Speculation:

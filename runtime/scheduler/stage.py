@@ -13,9 +13,8 @@ from runtime.cache.manager import CacheManager
 from runtime.plan import Sample
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput
-from runtime.scheduler.report import Counters
-from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request
+from runtime.scheduler.scheduler_base import Counters, Deadlines
 from runtime.scheduler.sessions import Sessions
 
 Settled: TypeAlias = tuple[Request, RuntimeFault | None]

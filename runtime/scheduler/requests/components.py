@@ -15,28 +15,6 @@ Top = list[tuple[int, float]]
 """(id, log-probability) pairs."""
 
 
-class Timing:
-    """Seconds of the scheduler's clock, -1 before it happened; `queued_tick`: when it could run."""
-
-    __slots__ = ("added_at", "admitted_at", "first_token_at", "queued_tick")
-
-    def __init__(self, now: float, tick: int) -> None:
-        self.added_at, self.queued_tick = now, tick
-        self.admitted_at = self.first_token_at = -1.0
-
-    def queued(self, tick: int) -> None:
-        self.queued_tick = tick
-
-    def admitted(self, now: float) -> None:
-        """For the first time."""
-        self.admitted_at = now
-
-    def sampled(self, now: float) -> None:
-        """A token; the first one counts."""
-        if self.first_token_at < 0:
-            self.first_token_at = now
-
-
 class TokenScore(NamedTuple):
     """What is known of one output token: its log-probability, the best ids and the ids asked for there, and
     how it came."""

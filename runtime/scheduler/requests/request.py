@@ -26,7 +26,7 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.requests.components import Guide, Logprobs, Timing
+from runtime.scheduler.requests.components import Guide, Logprobs
 from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.images import Images
 from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, StopRule
@@ -36,6 +36,28 @@ Hidden: TypeAlias = Literal["none", "last", "all"]
 
 S = TypeVar("S", TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 R = TypeVar("R", bound="LiveRequest[Any]")
+
+
+class Timing:
+    """Seconds of the scheduler's clock, -1 before it happened; `queued_tick`: when it could run."""
+
+    __slots__ = ("added_at", "admitted_at", "first_token_at", "queued_tick")
+
+    def __init__(self, now: float, tick: int) -> None:
+        self.added_at, self.queued_tick = now, tick
+        self.admitted_at = self.first_token_at = -1.0
+
+    def queued(self, tick: int) -> None:
+        self.queued_tick = tick
+
+    def admitted(self, now: float) -> None:
+        """For the first time."""
+        self.admitted_at = now
+
+    def sampled(self, now: float) -> None:
+        """A token; the first one counts."""
+        if self.first_token_at < 0:
+            self.first_token_at = now
 
 
 class LiveRequest(Generic[S]):

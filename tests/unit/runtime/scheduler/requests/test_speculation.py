@@ -11,11 +11,9 @@ import pytest
 from runtime.config.speculation import SpeculationConfig
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.guided.masks import full, mask_of, masks_behind
-from runtime.scheduler.requests.drafting import PATIENCE, Drafting
-from runtime.scheduler.requests.lookup import PromptLookup
-from runtime.scheduler.requests.pace import Pace
+from runtime.scheduler.requests.drafting import PATIENCE, Drafting, PromptLookup
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.speculation import RETRY, Speculation
+from runtime.scheduler.speculation import RETRY, Pace, Speculation
 from tests.unit.runtime.scheduler.fake import START, draw, follow
 from tests.unit.runtime.scheduler.test_overlap import play
 
