@@ -350,7 +350,7 @@ def _first(request: Request, metadata: Metadata) -> Sample | None:
         not metadata.output_ids
         or request.ending is not None
         or request.produced
-        or request.heal is not None
+        or request.healing is not None
         or (guide is not None and guide.dead_end)
     ):
         return None

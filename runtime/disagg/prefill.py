@@ -136,7 +136,7 @@ class PrefillStage(Stage):
         if room is None or request.ending is not None:
             return
         guide = request.guide
-        if request.produced == 0 and request.heal is None and not (guide is not None and guide.dead_end):
+        if request.produced == 0 and request.healing is None and not (guide is not None and guide.dead_end):
             request.decode_steps += 1
             request.append(sample.token, sample.logprob, sample.top, sample.token_ids)
             room.metadata = Metadata(

@@ -25,7 +25,7 @@ def knowing(share: float) -> Any:
     """Guesses as one who knows the fake model, and is wrong now and then."""
 
     def guesses(self: Speculation, request: Request) -> tuple[int, ...]:
-        if request.drafting is None or request.heal is not None:
+        if request.drafting is None or request.healing is not None:
             return ()
         if request.guide is not None and (request.guide.pending or request.guide.unread):
             return ()
