@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runtime.plan import Adapter, DecoderRunner
+from runtime.plan import Adapter, Runner
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import AdapterError, ModelNotFound
 from runtime.scheduler.requests.request import Request
@@ -30,7 +30,7 @@ class AdapterRegistry:
 
     def __init__(
         self,
-        store: DecoderRunner | None = None,
+        store: Runner | None = None,
         loaded: Sequence[Adapter] = (),
         *,
         per_batch: int = 1,
@@ -124,7 +124,7 @@ class AdapterRegistry:
         self._named[name] = adapter
         return adapter.number, f"{KEY}{adapter.number}" + ("" if key is None else f"\0{key}")
 
-    def _supported(self, field: str) -> DecoderRunner:
+    def _supported(self, field: str) -> Runner:
         if self._store is None:
             raise no_adapters(field)
         return self._store

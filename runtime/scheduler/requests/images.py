@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from runtime.plan import DecoderRunner, Image, MediaSpan, Row
+from runtime.plan import Image, MediaSpan, Row, Runner
 from runtime.protocol.errors import BadRequest, QueueFull
 from runtime.protocol.messages import ImageInput
 
@@ -73,7 +73,7 @@ class ImageRegistry:
     """holder: None if the model takes no images. kept_tokens: of images that the holder keeps for later
     steps, at most; it holds those of a step in any case. active: whether there is a holder."""
 
-    def __init__(self, holder: DecoderRunner | None = None, *, kept_tokens: int = 0) -> None:
+    def __init__(self, holder: Runner | None = None, *, kept_tokens: int = 0) -> None:
         self._holder, self._kept = holder, kept_tokens
         self.active = holder is not None
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
