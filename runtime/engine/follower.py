@@ -182,14 +182,14 @@ class Follower:
 
     def _call(self, order: Call) -> None:
         """This class implements some of the names in CALLS, the runner the others."""
-        own: dict[str, Callable[..., Any]] = {
+        here: dict[str, Callable[..., Any]] = {
             "verify": self._verify,
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
         }
         try:
             arguments = arguments_of(order)
-            act = own.get(order.name) or getattr(self._runner, order.name)
+            act = here.get(order.name) or getattr(self._runner, order.name)
             data = act(*arguments)
         except Exception as error:
             if not order.answered:

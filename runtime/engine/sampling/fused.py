@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.penalties import Columns, adjusted, every, penalised
+from runtime.engine.sampling.penalties import Columns, every
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, Then
 from runtime.kernels.device import to_host
 from runtime.kernels.gumbel import halves
@@ -28,7 +28,7 @@ _NO_BITS = np.zeros((1, 1), dtype=np.int32)
 
 
 class FusedSampler(Sampler):
-    own_logsumexp = True
+    computes_logsumexp = True
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
@@ -94,12 +94,12 @@ class FusedSampler(Sampler):
             *(array for one in changes for array in one),
         ]
         there = _copied(arrays, scores.device)
-        key_words, temperatures, top_k, top_p, min_p, of, packed, *rest = there
+        key_halves, temperatures, top_k, top_p, min_p, of, packed, *rest = there
         if changes:
             scores = scores.clone()
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
-        draws = Draws(temperatures, top_k, top_p, min_p, key_words.view(-1, 2), of, packed.view(bits.shape))
+        draws = Draws(temperatures, top_k, top_p, min_p, key_halves.view(-1, 2), of, packed.view(bits.shape))
         return sample(scores if scores.stride(1) == 1 else scores.contiguous(), draws, check=True)
 
     def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
@@ -108,24 +108,22 @@ class FusedSampler(Sampler):
         biases: list[tuple[Array, ...]] = []
         for index, row in enumerate(rows):
             params = row.sampling
-            if not adjusted(params):
+            if not params.adjusts_logits:
                 continue
-            if penalised(params):
+            if params.penalised:
                 histogram = self._histograms.of(row)
-                where, real = columns(index, histogram.ids)
+                at, real = columns(index, histogram.ids)
                 counts = histogram.counts[real]
                 costs = counts * np.float32(params.frequency_penalty)
                 costs += np.where(counts > 0, np.float32(params.presence_penalty), np.float32(0.0))
                 factors = np.full(len(counts), params.repetition_penalty, dtype=np.float32)
-                penalties.append((_same(index, counts), where[real].astype(np.int32), factors, costs))
+                penalties.append((_same(index, counts), at[real].astype(np.int32), factors, costs))
             if params.logit_bias:
                 ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
                 values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
-                where, real = columns(index, ids)
+                at, real = columns(index, ids)
                 gains = values[real]
-                biases.append(
-                    (_same(index, gains), where[real].astype(np.int32), np.ones_like(gains), -gains)
-                )
+                biases.append((_same(index, gains), at[real].astype(np.int32), np.ones_like(gains), -gains))
         return [[np.concatenate(part) for part in zip(*parts)] for parts in (penalties, biases) if parts]
 
 

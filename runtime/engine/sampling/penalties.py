@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from runtime.plan import Row
-from runtime.protocol.sampling import SamplingParams
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = Callable[[int, Ids], tuple[Ids, npt.NDArray[np.bool_]]]
@@ -24,15 +23,6 @@ Columns: TypeAlias = Callable[[int, Ids], tuple[Ids, npt.NDArray[np.bool_]]]
 
 _GROWTH = 64
 _COMPARED = 32
-
-
-def penalised(params: SamplingParams) -> bool:
-    return bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
-
-
-def adjusted(params: SamplingParams) -> bool:
-    """Whether adjust() changes anything for a row with these parameters."""
-    return bool(params.logit_bias) or penalised(params)
 
 
 class Histogram:
@@ -85,15 +75,16 @@ class Histogram:
 
 
 class Histograms:
-    """One Histogram per live sequence. A new sequence is counted from its whole text."""
+    """One Histogram per live sequence that is penalised, in by_seq. A new sequence is counted from its whole
+    text."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Histogram] = {}
+        self.by_seq: dict[int, Histogram] = {}
 
     def of(self, row: Row) -> Histogram:
-        histogram = self._of.get(row.seq)
+        histogram = self.by_seq.get(row.seq)
         if histogram is None or not histogram.continues(row.output):
-            histogram = self._of[row.seq] = Histogram(
+            histogram = self.by_seq[row.seq] = Histogram(
                 row.prompt if row.sampling.repetition_penalty != 1.0 else ()
             )
         histogram.follow(row.output)
@@ -101,10 +92,10 @@ class Histograms:
 
     def release(self, handles: Iterable[int]) -> None:
         for handle in handles:
-            self._of.pop(handle, None)
+            self.by_seq.pop(handle, None)
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.by_seq)
 
 
 class _Entries:
@@ -131,27 +122,27 @@ def adjust(scores: Tensor, rows: Sequence[Row], histograms: Histograms, columns:
     factors, costs, biases = _Entries(), _Entries(), _Entries()
     for index, row in enumerate(rows):
         params = row.sampling
-        if penalised(params):
+        if params.penalised:
             histogram = histograms.of(row)
-            where, real = columns(index, histogram.ids)
+            at, real = columns(index, histogram.ids)
             counts = histogram.counts
             if params.repetition_penalty != 1.0:
-                factors.add(index, where[real], _same(params.repetition_penalty, int(real.sum())))
+                factors.add(index, at[real], _same(params.repetition_penalty, int(real.sum())))
             if params.frequency_penalty or params.presence_penalty:
                 real = real & (counts > 0)
                 cost = counts[real] * np.float32(params.frequency_penalty) + np.float32(
                     params.presence_penalty
                 )
-                costs.add(index, where[real], cost)
+                costs.add(index, at[real], cost)
         if params.logit_bias:
             ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
             values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
-            where, real = columns(index, ids)
-            biases.add(index, where[real], values[real])
+            at, real = columns(index, ids)
+            biases.add(index, at[real], values[real])
     if (entries := factors.tensors(scores.device)) is not None:
-        at, column, factor = entries
-        old = scores[at, column]
-        scores[at, column] = torch.where(old > 0, old / factor, old * factor)
+        row_of, column, factor = entries
+        old = scores[row_of, column]
+        scores[row_of, column] = torch.where(old > 0, old / factor, old * factor)
     if (entries := costs.tensors(scores.device)) is not None:
         scores[entries[0], entries[1]] -= entries[2]
     if (entries := biases.tensors(scores.device)) is not None:
@@ -178,7 +169,7 @@ def listed(lists: Sequence[npt.NDArray[Any]]) -> Columns:
         mine = lists[row]
         if not len(mine):
             return ids, np.zeros(len(ids), dtype=np.bool_)
-        where = np.searchsorted(mine, ids)
-        return where, mine[np.minimum(where, len(mine) - 1)] == ids
+        at = np.searchsorted(mine, ids)
+        return at, mine[np.minimum(at, len(mine) - 1)] == ids
 
     return columns

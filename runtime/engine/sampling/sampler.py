@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -24,8 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from runtime.engine.sampling.draw import pick
 from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.masked import Forbidden
-from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
+from runtime.engine.sampling.penalties import Histograms, Ids, adjust, every, listed
 from runtime.plan import Row, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -42,11 +42,43 @@ def key_of(seed: int, step: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-class Sampler:
-    """Draws tokens; keeps the penalties' counts of live sequences until they are released. own_logsumexp:
-    at_once() computes the log-sum-exp of logits itself."""
+_EIGHT = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.uint8).view(np.uint64).reshape(256)
+"""The bits of each byte value, one per byte, the lowest first."""
 
-    own_logsumexp = False
+
+class Forbidden:
+    """Unpacks masks of one width at a time. On a GPU the packed bits are transferred and unpacked there."""
+
+    def __init__(self) -> None:
+        self._bits = np.empty((0, 0), dtype=np.uint32)
+        self._bytes = np.empty((0, 0), dtype=np.uint64)
+
+    def fill(self, masks: Sequence[npt.NDArray[np.uint32]], vocab: int, device: torch.device) -> Tensor:
+        """Packed little-endian masks of each row -> bool [rows, vocab] on `device`, True if the bit is 0; ids
+        beyond a row's mask are forbidden too. On the CPU the result is valid until the next call."""
+        rows, width = len(masks), -(-vocab // 32)
+        if self._bits.shape[0] < rows or self._bits.shape[1] != width:
+            self._bits = np.empty((rows, width), dtype=np.uint32)
+            self._bytes = np.empty((rows, width * 4), dtype=np.uint64)
+        bits = self._bits[:rows]
+        for row, mask in zip(bits, masks, strict=True):
+            count = min(len(mask), width)
+            np.invert(mask[:count], out=row[:count])
+            row[count:] = 0xFFFFFFFF
+        if device.type == "cpu":
+            spread = self._bytes[:rows]
+            np.take(_EIGHT, bits.view(np.uint8), out=spread, mode="clip")
+            return torch.from_numpy(spread.view(np.bool_)[:, :vocab])
+        packed = torch.from_numpy(bits.view(np.int32)).to(device)
+        shifts = torch.arange(32, dtype=torch.int32, device=device)
+        return ((packed[:, :, None] >> shifts) & 1).bool().view(rows, -1)[:, :vocab]
+
+
+class Sampler:
+    """Draws tokens; keeps the penalties' counts of live sequences until they are released.
+    computes_logsumexp: at_once() computes the log-sum-exp of logits itself."""
+
+    computes_logsumexp = False
 
     def __init__(self, processors: Processors | None = None) -> None:
         self.processors = processors or Processors()
@@ -55,7 +87,8 @@ class Sampler:
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget sequences that have ended."""
-        self._histograms.release(handles)
+        if self._histograms.by_seq:
+            self._histograms.release(handles)
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
@@ -70,7 +103,7 @@ class Sampler:
             processed = row.sampling.custom_logit_processor is not None
             if mask is not None and mask.allowed is not None and not processed:
                 sparse.append(index)
-            elif mask is not None or processed or adjusted(row.sampling):
+            elif mask is not None or processed or row.sampling.adjusts_logits:
                 dense.append(index)
             else:
                 plain.append(index)
@@ -132,10 +165,10 @@ class Sampler:
         for first in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
             scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
-            if any(adjusted(row.sampling) for row in rows[some]):
+            if any(row.sampling.adjusts_logits for row in rows[some]):
                 adjust(scores, rows[some], self._histograms, listed(lists[some]))
-            own = pad_sequence([torch.tensor(ids) for ids in lists[some]], batch_first=True)
-            picked = pick(scores, [row.sampling for row in rows[some]], keys[some], own)
+            ids_of_rows = pad_sequence([torch.tensor(ids) for ids in lists[some]], batch_first=True)
+            picked = pick(scores, [row.sampling for row in rows[some]], keys[some], ids_of_rows)
             answers += [
                 NOTHING_ALLOWED if column is None else int(ids[column])
                 for ids, column in zip(lists[some], picked)
@@ -193,7 +226,7 @@ class Sampler:
             ids[row, : len(mine)], real[row, : len(mine)] = mine, True
         columns = torch.from_numpy(ids).to(logits.device)
         scores = logits[torch.tensor(some, device=logits.device)[:, None], columns]
-        if any(adjusted(rows[index].sampling) for index in some):
+        if any(rows[index].sampling.adjusts_logits for index in some):
             adjust(scores, [rows[index] for index in some], self._histograms, listed(lists))
         return scores.masked_fill_(~torch.from_numpy(real).to(logits.device), -math.inf), columns.cpu()
 
@@ -261,7 +294,7 @@ class Unsampled(Sampler):
 
 def _takes_best(params: SamplingParams) -> bool:
     """Whether the row takes the best of the model's unchanged logits."""
-    return params.greedy and params.custom_logit_processor is None and not adjusted(params)
+    return params.greedy and params.custom_logit_processor is None and not params.adjusts_logits
 
 
 def _failed(name: str, error: Exception) -> str:
