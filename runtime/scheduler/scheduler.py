@@ -33,10 +33,10 @@ from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request, defect, failure
 from runtime.scheduler.running_batch import RunningBatch
-from runtime.scheduler.scheduler_base import Counters, Deadlines, Rate, SchedulerBase
+from runtime.scheduler.scheduler_base import Rate, SchedulerBase
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.speculation import Speculation
-from runtime.scheduler.stage import Stage
+from runtime.scheduler.stage import SchedulerParts, Stage
 
 MAX_FAULTS = 3  # plans in a row that may fail because of a wrong account of slots
 AUDIT_TICKS = 512  # how often the account of slots is checked while busy
@@ -61,7 +61,7 @@ class Scheduler(SchedulerBase[Request]):
         clock: Callable[[], float] = time.monotonic,
         verify_params: Callable[[SamplingParams], None] | None = None,
         reasoning: Reasoning | None = None,
-        stage: Callable[[CacheManager, Counters, Deadlines[Request], Sessions], Stage] = Stage,
+        stage: Callable[[SchedulerParts], Stage] = Stage,
         adapters: AdapterRegistry | None = None,
         images: ImageRegistry | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Scheduler(SchedulerBase[Request]):
         self.adapters = (adapters or AdapterRegistry()).following(self._live)
         self._waiting = WaitingQueue(POLICIES.load(config.policy), by_priority=config.policy == "priority")
         self._sessions = Sessions(self.manager, config.max_sessions, config.max_session_tokens)
-        self._stage = stage(self.manager, self._counters, self._deadlines, self._sessions)
+        self._stage = stage(SchedulerParts(self.manager, self._counters, self._deadlines, self._sessions))
         self._batch = RunningBatch(
             config, self.manager, self._waiting, self._counters, self._stage, clock,
             release_kept=self._sessions.give_up, fail=self._fail, adapters=self.adapters,

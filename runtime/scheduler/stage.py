@@ -5,7 +5,7 @@ and decoding, without another engine. The stages of runtime.disagg extend it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from runtime.cache.manager import CacheManager
 from runtime.plan import Sample
@@ -19,15 +19,21 @@ Settled: TypeAlias = tuple[Request, RuntimeFault | None]
 """A request whose wait has ended, and its error."""
 
 
+class SchedulerParts(NamedTuple):
+    """The parts of a scheduler that its stage uses."""
+
+    manager: CacheManager
+    counters: Counters
+    deadlines: Deadlines[Request]
+    sessions: Sessions
+
+
 class Stage:
     """Called by the scheduler's thread; for each request at most once, except before_first_decode(),
     chunk_done(), offload() and restore(). No hook may block. This class counts times and tokens."""
 
-    def __init__(
-        self, manager: CacheManager, counters: Counters, deadlines: Deadlines[Request], sessions: Sessions
-    ) -> None:
-        self.manager = manager
-        self._counters, self._deadlines, self._sessions = counters, deadlines, sessions
+    def __init__(self, parts: SchedulerParts) -> None:
+        self.manager, self._counters, self._deadlines, self._sessions = parts
 
     @property
     def awaiting(self) -> bool:

@@ -58,10 +58,10 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True):
-    """Decode side: this room's tokens from `start` on, so many, in `heads` key heads from `first` on (maybe
-    none). ranks: how many decode ranks say so to each prefill rank."""
+    """Decode side: this transfer's tokens from `start` on, so many, in `heads` key heads from `first` on
+    (maybe none). ranks: how many decode ranks say so to each prefill rank."""
 
-    room: int
+    bootstrap_id: int
     start: int
     tokens: int
     first: int
@@ -72,7 +72,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """Prefill side, where KV is fetched: the tokens from the `first` of those wanted on lie in `runs`."""
 
-    room: int
+    bootstrap_id: int
     first: int
     runs: tuple[Run, ...]
 
@@ -80,26 +80,26 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class RowData(msgspec.Struct, frozen=True, array_like=True):
     """Prefill side: a metadata row, packed."""
 
-    room: int
+    bootstrap_id: int
     row: bytes
 
 
-class Got(msgspec.Struct, frozen=True, array_like=True):
+class Received(msgspec.Struct, frozen=True, array_like=True):
     """Decode side: all of it is here."""
 
-    room: int
+    bootstrap_id: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
-    """Prefill side, where KV is fetched: the slots were kept until Got came."""
+    """Prefill side, where KV is fetched: the slots were kept until Received came."""
 
-    room: int
+    bootstrap_id: int
 
 
 class Fail(msgspec.Struct, frozen=True, array_like=True):
-    """Either side: this room has failed. error: RuntimeFault.to_dict()."""
+    """Either side: this transfer has failed. error: RuntimeFault.to_dict()."""
 
-    room: int
+    bootstrap_id: int
     error: dict[str, Any]
 
 
@@ -108,4 +108,4 @@ class Ping(msgspec.Struct, frozen=True, array_like=True):
 
 
 GREETING: Final = Wire((Challenge, Hello, Welcome, Refused), MAX_HELLO)
-MESSAGES: Final = Wire((Want, Chunk, RowData, Got, Done, Fail, Ping), MAX_MESSAGE)
+MESSAGES: Final = Wire((Want, Chunk, RowData, Received, Done, Fail, Ping), MAX_MESSAGE)
