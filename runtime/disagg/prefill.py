@@ -121,8 +121,8 @@ class PrefillStage(Stage):
                 (sample.token,), request.cached, (sample.logprob,), (sample.top,), (sample.token_ids,)
             )
         else:
-            # The sample follows forced tokens, or is the prompt's end sampled again: the decode side samples it
-            # once more, from a prompt that lacks one token.
+            # The sample follows forced tokens, or is the prompt's end sampled again: the decode side samples
+            # it once more, from a prompt that lacks one token.
             transfer.metadata = Metadata((), request.cached)
         request.end(LENGTH)
 

@@ -1,4 +1,4 @@
-"""What two managers tell each other. Read field by field as one of these structs, never run."""
+"""The messages of two managers, decoded as one of these structs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MAX_MESSAGE: Final = 8 << 20
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """The listening side's first words."""
+    """The listening side's first message."""
 
     nonce: bytes
     version: int = VERSION
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who connects. proof: see handshake. kind: what the connection is for; session: of a stream, the one it
-    belongs to. rank of ranks: of the decode side. heartbeat: seconds, as it expects signs of life. extra: the
-    transfer's own."""
+    """From the connecting side. proof: see handshake. kind: the purpose of the connection; session: the one
+    that a stream belongs to. rank of ranks: of the decode side. heartbeat: seconds between expected
+    heartbeats. extra: of the transfer."""
 
     nonce: bytes
     proof: bytes
@@ -59,7 +59,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 class Want(msgspec.Struct, frozen=True, array_like=True):
     """Decode side: this transfer's tokens from `start` on, so many, in `heads` key heads from `first` on
-    (maybe none). ranks: how many decode ranks say so to each prefill rank."""
+    (maybe none). ranks: how many decode ranks send a Want to each prefill rank."""
 
     bootstrap_id: int
     start: int
@@ -85,7 +85,7 @@ class RowData(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True):
-    """Decode side: all of it is here."""
+    """Decode side: everything has arrived."""
 
     bootstrap_id: int
 
@@ -104,7 +104,7 @@ class Fail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 GREETING: Final = Wire((Challenge, Hello, Welcome, Refused), MAX_HELLO)
