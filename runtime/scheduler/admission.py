@@ -201,7 +201,7 @@ class PrefillAdder:
               admitted). A request that ignores end-of-text needs all it may generate; if the sum of these
               does not fit, the coming steps are simulated: a request that ends early frees slots in time.
     prompts   max_prefill_tokens, less prompt tokens admitted and not computed yet (a longer prompt goes
-    alone)
+              alone)
 
     A request whose uncached part begins with SHARED tokens (a page, if that is longer) that another one is
     computing now waits for that one, and then gets them from the cache.

@@ -1,8 +1,8 @@
 """The loop: joins scheduler and runner, and keeps the errors of each from the other.
 
-Plain:       plan, launch, masks, finish, commit, and its outputs. Overlapped:  the same steps in another
-order. A tick first ends the step under way, then plans and launches the
-             next, and only then returns the outputs of the one that ended.
+Plain:       plan, launch, masks, finish, commit, and its outputs.
+Overlapped:  the same steps in another order. A tick first ends the step under way, then plans and launches
+             the next, and only then returns the outputs of the one that ended.
 
 So the CPU does this while the model computes: building and posting outputs, accepting requests (checks,
 sessions, prompts), deadlines, ready grammars, admission of requests that fit, masks. Between two passes

@@ -146,10 +146,11 @@ class Scheduler(SchedulerBase[Request]):
 
     def pause(self, mode: PauseMode) -> None:
         """Return no plans until resume(). Requests that come meanwhile wait (their deadlines hold; time on
-        the clocks of queue_timeout_s and running_timeout_s stands still). Requests that are live: "abort"
-        all are cancelled "in_place"  they keep their slots "retract"   running ones go back to the front of
-        the queue, and the cache is flushed: they are computed
-                    again, with the same outputs
+        the clocks of queue_timeout_s and running_timeout_s stands still). Requests that are live:
+        "abort"     all are cancelled
+        "in_place"  they keep their slots
+        "retract"   running ones go back to the front of the queue, and the cache is flushed: they are
+                    computed again, with the same outputs
         A step under way is committed as usual, and a retraction follows it. Pausing again changes the mode.
         """
         super().pause(mode)

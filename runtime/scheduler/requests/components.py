@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOrigin
+from runtime.grammar.base import Completion, Matcher, Origin
+from runtime.protocol.io_struct import GrammarInfo, TokenizedGenerateReqInput, TokenOrigin
 from runtime.scheduler.requests.stop import Seen
 
 Top = list[tuple[int, float]]
@@ -27,10 +28,10 @@ class TokenScore(NamedTuple):
 class Logprobs:
     """The log-probabilities that a request asks for, and the known ones.
 
-    returned  whether those of the output are requested top, ids  how many best ids, and which ids, at each
-    position targets   positions whose log-probabilities come from rows to be computed, ascending; the first
-    `scored` of
-              them are known
+    returned  whether those of the output are requested
+    top, ids  how many best ids, and which ids, at each position
+    targets   positions whose log-probabilities come from rows to be computed, ascending; the first
+              `scored` of them are known
     start     the position of the first of the prompt's; -1: none of these
     origins   the origin of each output token
     """
@@ -170,12 +171,13 @@ class Replaced(NamedTuple):
 class Guide:
     """The state of constrained decoding of one request that has its matcher.
 
-    origin       the backend that keeps its constraint; None: it has only a limit on its reasoning seconds
-    CPU time of the scheduler's thread spent on the constraint marks        one for each step of the matcher;
-    `replaced`: tokens that a step replaced pending      forced tokens still to be appended dead_end     no
-    token may follow; the step under way gives it none banned       ids that led to a dead end, by the number
-    of steps before them, for a matcher that cannot itself
-                 forbid them
+    origin       the backend that keeps its constraint; None: it has only a limit on its reasoning
+    seconds      CPU time of the scheduler's thread spent on the constraint
+    marks        one for each step of the matcher; `replaced`: tokens that a step replaced
+    pending      forced tokens still to be appended
+    dead_end     no token may follow; the step under way gives it none
+    banned       ids that led to a dead end, by the number of steps before them, for a matcher that cannot
+                 forbid them itself
     backtracks   how often output was taken back, and `taken_back` tokens in all
 
     Deferred advance:
@@ -201,3 +203,62 @@ class Guide:
         "replaced", "searches", "seconds", "stream_check_at", "stream_misses", "sure_at", "sure_held",
         "taken_back", "unread", "valid_length", "waits",
     )  # fmt: skip
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.matcher = matcher
+        self.origin: Origin | None = None
+        self.seconds = 0.0
+        self.marks: list[Mark] = []
+        self.replaced: list[Replaced] = []
+        self.pending: list[int] = []
+        self.dead_end = False
+        self.banned: dict[int, frozenset[int]] = {}
+        self.backtracks = self.taken_back = 0
+        self.unread = self.waits = self.interrupted = False
+        self.late_masks = 0
+        self.valid_length = -1
+        self.completion: Completion | None = None
+        self.held: tuple[int, ...] | None = None
+        self.held_at = self.check_at = self.misses = 0
+        self.sure_held: tuple[int, ...] = ()
+        self.sure_at = self.stream_check_at = self.stream_misses = 0
+        self.missed = (-1, 0)
+        self.searches = 0
+        self.closed_by_budget = False
+
+    def hopeless(self, step: int, budget: int) -> bool:
+        """Whether a search after `step` steps, for at most `budget` ids, has failed before."""
+        return self.missed[0] == step and budget <= self.missed[1]
+
+    def length_before(self, back: int) -> int:
+        """How many tokens are kept if the last `back` steps are taken back."""
+        number = len(self.marks) - back
+        replaced = any(one.step == number + 1 for one in self.replaced[-back:])
+        return self.marks[number].length - replaced
+
+    def sure(self, length: int) -> int:
+        """How many of the `length` tokens cannot be taken back any more."""
+        if not self.marks:
+            return length
+        if self.held is not None or self.completion is not None:
+            back = len(self.marks) - max(self.held_at, self.sure_at)
+        else:
+            back = min(self.matcher.undoable() + self.unread, len(self.marks))
+        return self.length_before(back) if back else length
+
+    def info(self) -> GrammarInfo | None:
+        """How the constraint is enforced; None without one."""
+        origin = self.origin
+        if origin is None:
+            return None
+        return GrammarInfo(
+            backend=origin.backend,
+            exact=origin.exact,
+            checked=list(origin.checked),
+            ignored=list(origin.ignored),
+            why=origin.why,
+            compile_s=origin.compile_s,
+            cached=origin.cached,
+            rollbacks=self.backtracks,
+            closed_by_budget=self.closed_by_budget,
+        )

@@ -22,9 +22,9 @@ SURE = 8
 class Drafting:
     """`most`: tokens guessed for one step, at most. `lookup`: in its text; None if a draft model guesses.
 
-    hope       the share of guesses that were right lately, the latest steps counting most reach      how many
-    are guessed next: twice as many after a step in which all were right, otherwise one more
-               than were right
+    hope       the share of guesses that were right lately, the latest steps counting most
+    reach      how many are guessed next: twice as many after a step in which all were right, otherwise one
+               more than were right
     rest       coming steps without guesses: 1, 2, 4 ... after steps in a row in which none was right
     tries      whether to guess in this step
     guesses    of a draft model, for the tokens behind the first `at` ones
