@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
@@ -161,14 +162,16 @@ def _decrement(counter: Counter[Flow], flow: Flow) -> None:
 
 class WaitingQueue:
     """Requests ready to run, in order of arrival; retracted ones before all others, whatever the policy.
-    by_priority: the policy is one by priority, which comes before the flows' turns."""
+    by_priority: the policy is one by priority, which comes before the flows' turns. cache, tick: of the last
+    order()."""
 
     def __init__(self, order: Order, *, by_priority: bool = False) -> None:
         self._order, self._by_priority = order, by_priority
         self.flows = Flows()
         self._queue: dict[int, _Candidate] = {}
         self._front: dict[int, Request] = {}
-        self._now = _Now(NoCache(), 0)
+        self.cache: PrefixCache = NoCache()
+        self.tick = 0
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._front)
@@ -179,7 +182,7 @@ class WaitingQueue:
         return len(self._front)
 
     def add(self, request: Request) -> None:
-        self._queue[request.seq] = _Candidate(request, self._now)
+        self._queue[request.seq] = _Candidate(request, self)
         self.flows.came(request.source.flow)
 
     def put_back(self, request: Request) -> None:
@@ -198,7 +201,7 @@ class WaitingQueue:
 
     def order(self, cache: PrefixCache, tick: int) -> list[Request]:
         """The order in which to try them now."""
-        self._now.cache, self._now.tick = cache, tick
+        self.cache, self.tick = cache, tick
         waiting = list(self._queue.values())
         if len(waiting) > 1:
             waiting.sort(key=_ARRIVAL)
@@ -247,37 +250,28 @@ def _groups_in_turn(ordered: list[_Candidate]) -> list[_Candidate]:
     return result
 
 
-class _Now:
-    """What the properties of all candidates depend on."""
-
-    __slots__ = ("cache", "tick")
-
-    def __init__(self, cache: PrefixCache, tick: int) -> None:
-        self.cache, self.tick = cache, tick
-
-
 class _Candidate:
     """A waiting request as policies see it (policies.Candidate). What it reports of the cache may be REFRESH
     ticks old: only an order depends on it."""
 
     __slots__ = (
-        "_looked", "_matched", "_now", "_trail", "_walked", "arrival", "flow", "new_tokens", "priority",
+        "_looked", "_matched", "_queue", "_trail", "_walked", "arrival", "flow", "new_tokens", "priority",
         "request",
     )  # fmt: skip
 
-    def __init__(self, request: Request, now: _Now) -> None:
+    def __init__(self, request: Request, queue: WaitingQueue) -> None:
         self.request = request
         self.arrival = request.arrival
         self.priority, self.flow = request.source.priority, request.source.flow
         self.new_tokens = request.remaining
-        self._now = now
+        self._queue = queue
         self._matched = 0
         self._trail: tuple[int, ...] = ()
         self._looked = self._walked = -REFRESH
 
     @property
     def waited(self) -> int:
-        return self._now.tick - self.request.timing.queued_tick
+        return self._queue.tick - self.request.timing.queued_tick
 
     @property
     def cost(self) -> int:
@@ -286,18 +280,18 @@ class _Candidate:
 
     @property
     def matched(self) -> int:
-        if self._now.tick - self._looked >= REFRESH:
-            self._looked = self._now.tick
-            request = self.request
-            self._matched = self._now.cache.probe(
-                request.tokens[: request.matchable], request.source.extra_key
-            )
+        if self._queue.tick - self._looked >= REFRESH:
+            self._looked = self._queue.tick
+            self._matched = self._queue.cache.probe(*self._prefix())
         return self._matched
 
     @property
     def trail(self) -> tuple[int, ...]:
-        if self._now.tick - self._walked >= REFRESH:
-            self._walked = self._now.tick
-            request = self.request
-            self._trail = self._now.cache.trail(request.tokens[: request.matchable], request.source.extra_key)
+        if self._queue.tick - self._walked >= REFRESH:
+            self._walked = self._queue.tick
+            self._trail = self._queue.cache.trail(*self._prefix())
         return self._trail
+
+    def _prefix(self) -> tuple[array[int], str | None]:
+        request = self.request
+        return request.tokens[: request.matchable], request.source.extra_key
