@@ -206,10 +206,10 @@ class RadixCache(PrefixCache):
         held: Match | None = None,
         priority: int = 0,
     ) -> tuple[Match, list[Run]]:
-        """Changes the tree. A leaf that only its writer reads grows in place: a prompt computed in chunks, or a
-        conversation, is one node and so one segment, until somebody branches off. The returned match holds
-        until the next insert or evict unless locked. Raises InternalFault when `runs` are not exactly the
-        slots of `tokens`, or these are no whole pages."""
+        """Changes the tree. A leaf that only its writer reads grows in place: a prompt computed in chunks, or
+        a conversation, is one node and so one segment, until another sequence branches off. The returned
+        match holds until the next insert or evict unless locked. Raises InternalFault when `runs` are not
+        exactly the slots of `tokens`, or these are no whole pages."""
         packed = _packed(tokens)
         if len(packed) % self.page_size or total(runs) != len(packed):
             raise InternalFault(

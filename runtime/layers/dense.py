@@ -233,9 +233,9 @@ class Dense(LinearMethod):
         inputs: int,
         *,
         bias: bool,
-        own: range | None = None,
+        local: range | None = None,
     ) -> DenseLinear:
-        return self.of(*read(weights, parts, inputs, bias=bias, own=own))
+        return self.of(*read(weights, parts, inputs, bias=bias, local=local))
 
     def shared(self, table: Tensor) -> DenseLinear:
         return self.of(table, None)
@@ -262,16 +262,16 @@ class Dense(LinearMethod):
 
 
 def read(
-    weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool, own: range | None = None
+    weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool, local: range | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Read the projections of LinearMethod.load() as one matrix [outputs, inputs] and its bias [outputs].
     Raises ModelLoadError."""
     outputs = [part.computed for part in parts]
-    columns = inputs if own is None else len(own)
+    columns = inputs if local is None else len(local)
     weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
     for part, target in zip(parts, weight.split(outputs)):
-        target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
-    biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
+        target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.local, local))
+    biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.local) for part in parts if bias]
     return weight, torch.cat(biases) if bias else None
 
 

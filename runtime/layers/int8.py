@@ -111,9 +111,9 @@ class Int8(LinearMethod):
         inputs: int,
         *,
         bias: bool,
-        own: range | None = None,
+        local: range | None = None,
     ) -> Int8Linear:
-        return self.of(*read(weights, parts, inputs, bias=bias, own=own))
+        return self.of(*read(weights, parts, inputs, bias=bias, local=local))
 
     def of(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
         """A linear layer of a loaded matrix."""

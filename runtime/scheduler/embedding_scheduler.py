@@ -107,8 +107,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
 
     def plan(self) -> list[TextRequest]:
         """The next batch: the first text, by flows and arrival, and the waiting texts closest to its length
-        that
-        fit the budget of tokens, so that there is little padding."""
+        that fit the budget of tokens, so that there is little padding."""
         for late, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(late, fault)
         if self._paused is not None or not self._live:

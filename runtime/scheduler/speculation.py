@@ -7,16 +7,13 @@ Inference from Transformers via Speculative Decoding", arXiv 2211.17192, accept 
 instead; here a draw is a function of seed and step, and a guess is right if it is drawn).
 
 - Guesses come from prompt look-up (`requests/drafting.py`), or from a draft model with the results of the
-step
-  before (`RowResult.guesses`, `runtime/engine/drafting.py`).
+  step before (`RowResult.guesses`, `runtime/engine/drafting.py`).
 - Their number follows recent success (`requests/drafting.py`), and is zero if they are right less often than
-pays:
-  the cost of one more token is learned from the times of passes (`Pace`). Guesses that the grammar refuses
-  are cut off.
+  pays: the cost of one more token is learned from the times of passes (`Pace`). Guesses that the grammar
+  refuses are cut off.
 - At the commit (`batching.py`) the row's slots are taken back up to the last certain token, and right tokens
-are
-  appended one by one, as if each had been a step. Stops, grammars, forced text and log-probabilities see what
-  they would see otherwise, and the cache never gets a wrong guess.
+  are appended one by one, as if each had been a step. Stops, grammars, forced text and log-probabilities see
+  what they would see otherwise, and the cache never gets a wrong guess.
 """
 
 from __future__ import annotations

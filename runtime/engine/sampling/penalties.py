@@ -100,10 +100,8 @@ class Histograms:
 
 
 class ScoreChanges(NamedTuple):
-    """ScoreChanges of single scores: score -> (score / factor if score > 0 else score * factor) - cost. All
-    arrays
-    have one
-    length: int32 indices, float32 numbers."""
+    """Changes of single scores: score -> (score / factor if score > 0 else score * factor) - cost. All
+    arrays have one length: int32 indices, float32 numbers."""
 
     rows: Numbers
     columns: Numbers

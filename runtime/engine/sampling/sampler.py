@@ -188,8 +188,7 @@ class Sampler:
         self, scores: Tensor, rows: Sequence[Row], masks: Sequence[TokenMask | None]
     ) -> dict[int, str]:
         """Apply penalties, biases, logit processors and masks to scores [rows, vocab], in place. Returns
-        errors
-        by row."""
+        errors by row."""
         adjust(scores, rows, self._histograms, every(scores.shape[1]))
         faults = self._process(scores, rows)
         masked = [index for index, mask in enumerate(masks) if mask is not None]
