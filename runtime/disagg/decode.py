@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.cache.manager import CacheManager
@@ -23,20 +24,20 @@ from runtime.scheduler.requests.request import Request
 from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 
 
+@dataclass(slots=True, eq=False)
 class DecodeTransfer:
     """A request and its receiver. length: of the prompt; index: its metadata row, -1 before it has slots;
     metadata: came with the KV, None before; carries: whether KV really comes; behind: the transfer whose KV
     it waits for."""
 
-    __slots__ = ("behind", "carries", "index", "length", "metadata", "receiver", "request", "since")
-
-    def __init__(self, request: Request, receiver: KVReceiver, *, carries: bool) -> None:
-        self.request, self.receiver, self.carries = request, receiver, carries
-        self.length = request.prompt_len
-        self.index = -1
-        self.metadata: Metadata | None = None
-        self.behind: DecodeTransfer | None = None
-        self.since = time.monotonic()
+    request: Request
+    receiver: KVReceiver
+    carries: bool
+    length: int
+    index: int = -1
+    metadata: Metadata | None = None
+    behind: DecodeTransfer | None = None
+    since: float = field(default_factory=time.monotonic)
 
 
 class DecodePreallocQueue(dict[int, DecodeTransfer]):
@@ -231,7 +232,7 @@ class DecodeStage(Stage):
         request.forgo_prompt_scores()
         carries = self._peers.manager(bootstrap).carries
         receiver = self._peers.receiver(bootstrap)
-        self._prealloc[request.seq] = DecodeTransfer(request, receiver, carries=carries)
+        self._prealloc[request.seq] = DecodeTransfer(request, receiver, carries, request.prompt_len)
 
     def poll(self, now: float) -> Iterable[Settled]:
         if self._farewells:

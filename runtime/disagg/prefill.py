@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.disagg.peers import Peers, ended_by, failure_of, runs_of
@@ -21,18 +22,19 @@ from runtime.scheduler.requests.stop import LENGTH
 from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 
 
+@dataclass(slots=True, eq=False)
 class PrefillTransfer:
     """A request and its sender. length: of the prompt; sent: tokens of it that the decode side has, or is
     being sent; row: its metadata row, -1 before it is bootstrapped; complete: everything was sent."""
 
-    __slots__ = ("complete", "length", "metadata", "request", "row", "sender", "sent", "since")
-
-    def __init__(self, request: Request, sender: KVSender) -> None:
-        self.request, self.sender = request, sender
-        self.length = request.prompt_len
-        self.sent, self.row, self.complete = 0, -1, False
-        self.metadata = Metadata(())
-        self.since = time.monotonic()
+    request: Request
+    sender: KVSender
+    length: int
+    sent: int = 0
+    row: int = -1
+    complete: bool = False
+    metadata: Metadata = field(default_factory=lambda: Metadata(()))
+    since: float = field(default_factory=time.monotonic)
 
 
 class PrefillBootstrapQueue(dict[int, PrefillTransfer]):
@@ -83,7 +85,9 @@ class PrefillStage(Stage):
         bootstrap = request.source.bootstrap
         if bootstrap is not None:
             request.prompt_only = True
-            self._queue[request.seq] = PrefillTransfer(request, self._peers.sender(bootstrap))
+            self._queue[request.seq] = PrefillTransfer(
+                request, self._peers.sender(bootstrap), request.prompt_len
+            )
 
     def poll(self, now: float) -> Iterable[Settled]:
         if not self._queue and not self._transfers:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -30,40 +31,33 @@ TAIL_AHEAD = 32  # slots reserved behind a prompt, so that the tail grows in one
 Fail = Callable[[Request, RuntimeFault], None]
 
 
+@dataclass(slots=True, eq=False)
 class RequestValidator:
     """Checks a new request's id, session, numbers and adapter, and the queue's length. `live`: all requests;
     `compiling`: those that wait for their grammar. `cancel`: ends a turn that is replaced. `fail`: ends a
     request that is dropped from a full queue. `verify_params`: see Scheduler."""
 
-    def __init__(
-        self,
-        manager: CacheManager,
-        vocab_size: int,
-        live: Mapping[str, Request],
-        waiting: WaitingQueue,
-        compiling: Sized,
-        sessions: Sessions,
-        *,
-        cancel: Callable[[str], object],
-        fail: Fail,
-        adapters: AdapterRegistry,
-        images: ImageRegistry,
-        verify_params: Callable[[SamplingParams], None] | None = None,
-    ) -> None:
-        self._manager, self._vocab_size, self._live = manager, vocab_size, live
-        self._waiting, self._compiling, self._sessions = waiting, compiling, sessions
-        self._cancel, self._fail, self._verify_params = cancel, fail, verify_params
-        self._adapters, self._images = adapters, images
+    manager: CacheManager
+    vocab_size: int
+    live: Mapping[str, Request]
+    waiting: WaitingQueue
+    compiling: Sized
+    sessions: Sessions
+    adapters: AdapterRegistry
+    images: ImageRegistry
+    cancel: Callable[[str], object]
+    fail: Fail
+    verify_params: Callable[[SamplingParams], None] | None
 
     def accept(
         self, req: TokenizedGenerateReqInput, config: SchedulerConfig, now: float
     ) -> TokenizedGenerateReqInput:
         """The request with its whole prompt, its adapter's number and the cache key of that. Raises
         BadRequest if it can never run, ModelNotFound for an adapter that is not loaded, and QueueFull."""
-        if req.rid in self._live:
+        if req.rid in self.live:
             raise BadRequest("a request with this id is already running", where="rid", hint="use a new id")
         if req.lora_path is not None:
-            number, key = self._adapters.key_of(req.lora_path, req.extra_key)
+            number, key = self.adapters.key_of(req.lora_path, req.extra_key)
             req = msgspec.structs.replace(req, adapter=number, extra_key=key)
         if req.images:
             if req.session_params is not None:
@@ -72,22 +66,22 @@ class RequestValidator:
                     where="session_params",
                     hint="send the whole conversation instead: what it begins with is in the cache",
                 )
-            req = msgspec.structs.replace(req, images=self._images.numbered(req.images, len(req.input_ids)))
+            req = msgspec.structs.replace(req, images=self.images.numbered(req.images, len(req.input_ids)))
         dropped: list[str] = []
         whole = req
         if req.session_params is not None:
-            self._sessions.expire(now)
-            limit = min(self._manager.slots, config.context_length or self._manager.slots)
-            whole, dropped = self._sessions.compose(req, self._live, now, limit)
-        verify(whole, config, self._manager.slots, self._vocab_size)
-        if self._verify_params is not None:
-            self._verify_params(whole.sampling_params)
-        if len(self._waiting) + len(self._compiling) >= config.max_waiting_requests:
+            self.sessions.expire(now)
+            limit = min(self.manager.slots, config.context_length or self.manager.slots)
+            whole, dropped = self.sessions.compose(req, self.live, now, limit)
+        verify(whole, config, self.manager.slots, self.vocab_size)
+        if self.verify_params is not None:
+            self.verify_params(whole.sampling_params)
+        if len(self.waiting) + len(self.compiling) >= config.max_waiting_requests:
             self._drop_one(whole, config)
         if req.session_params is not None:
             for rid in dropped:
-                self._cancel(rid)
-            self._sessions.begin(whole, len(req.input_ids))
+                self.cancel(rid)
+            self.sessions.begin(whole, len(req.input_ids))
         return whole
 
     def _drop_one(self, req: TokenizedGenerateReqInput, config: SchedulerConfig) -> None:
@@ -99,14 +93,14 @@ class RequestValidator:
             hint="try again later",
         )
         if config.policy == "priority":
-            chosen = self._waiting.lowest()
+            chosen = self.waiting.lowest()
             if chosen is not None and chosen.source.priority >= req.priority:
                 chosen = None
         else:
-            chosen = self._waiting.crowding(req.flow)
+            chosen = self.waiting.crowding(req.flow)
         if chosen is None:
             raise full
-        self._fail(chosen, full)
+        self.fail(chosen, full)
 
 
 def verify(req: TokenizedGenerateReqInput, config: SchedulerConfig, slots: int, vocab_size: int) -> None:

@@ -5,6 +5,7 @@ from leases; decides no admission. It runs for every token of every request: hen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from runtime.cache.manager import CacheManager, Lease
 from runtime.cache.node import Node
@@ -150,21 +151,16 @@ class Batcher:
         return self._shared
 
 
+@dataclass(slots=True, eq=False)
 class Commit:
     """Applies the results of rows to their requests. `finish`: answers a request that is complete."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        batch: RunningBatch,
-        guided: GuidedDecoding,
-        outbox: Outbox,
-        vocab_size: int,
-        *,
-        finish: Callable[[Request], None],
-    ) -> None:
-        self._stage, self._batch, self._guided, self._outbox = stage, batch, guided, outbox
-        self._vocab_size, self._finish = vocab_size, finish
+    stage: Stage
+    batch: RunningBatch
+    guided: GuidedDecoding
+    outbox: Outbox
+    vocab_size: int
+    finish: Callable[[Request], None]
 
     def row(self, request: Request, row: Row, result: RowResult, now: float) -> None:
         if result.error is not None:
@@ -180,7 +176,7 @@ class Commit:
         if row.drafts:  # the right ones are taken up again
             lease.rewind(row.drafts)
         request.computed += len(row.tokens) - row.drafts
-        void = request.guide is not None and self._guided.settle(request)
+        void = request.guide is not None and self.guided.settle(request)
         if row.scores and request.logprobs is not None:
             request.logprobs.score(
                 request.prompt_len, result.scores, result.score_tops, result.score_token_ids
@@ -188,26 +184,26 @@ class Commit:
         if row.hidden != "none":
             request.show(row.position, result.hidden)
         if row.position < request.publish_to:
-            self._batch.publish(request)
+            self.batch.publish(request)
         if row.sample and not void:
             self.accept(request, result.samples[0], now, at_once=samples > 1)
             if request.drafting is not None:
                 self._accept_drafts(request, request.drafting, row, result, now)
         elif row.position < request.prompt_len:
-            self._stage.chunk_done(request)
+            self.stage.chunk_done(request)
         self.after(request)
 
     def accept(self, request: Request, sample: Sample, now: float, *, at_once: bool = False) -> None:
         """Append a sampled token. at_once: a constraint follows it now, and not later."""
-        size = self._vocab_size
+        size = self.vocab_size
         if not 0 <= sample.token < size:
             raise InternalFault(f"token {sample.token} is not in the vocabulary of {size}", where="sampler")
         if request.timing.first_token_at < 0:
-            self._stage.prompt_done(request, sample, now)
+            self.stage.prompt_done(request, sample, now)
         reason = request.ending
         if reason is None:
             free = request.guide is None and request.healing is None
-            reason = request.accept(sample) if free else self._guided.accept(request, sample, at_once=at_once)
+            reason = request.accept(sample) if free else self.guided.accept(request, sample, at_once=at_once)
         if reason is not None:
             request.end(reason)
 
@@ -234,12 +230,12 @@ class Commit:
     def after(self, request: Request) -> None:
         """Finish the request if it is complete, else queue an output of a stream."""
         if request.ending is not None and request.ready:
-            if self._stage.holds(request):
-                self._batch.park(request)
+            if self.stage.holds(request):
+                self.batch.park(request)
             else:
-                self._finish(request)
+                self.finish(request)
         elif request.stream:
-            self._outbox.add(request, None)
+            self.outbox.add(request, None)
 
 
 def _matches(request: Request, position: int, draft: int) -> bool:

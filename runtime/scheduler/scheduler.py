@@ -86,12 +86,12 @@ class Scheduler(SchedulerBase[Request]):
             release_kept=self._sessions.give_up, fail=self._fail, adapters=self.adapters,
         )  # fmt: skip
         self._commit = Commit(
-            self._stage, self._batch, self.guided, self._outbox, len(vocabulary), finish=self._finish
+            self._stage, self._batch, self.guided, self._outbox, len(vocabulary), self._finish
         )
         self._validator = RequestValidator(
             self.manager, len(vocabulary), self._live, self._waiting, self.guided, self._sessions,
-            cancel=lambda rid: self.abort(rid, message="its turn was replaced"), fail=self._fail,
-            verify_params=verify_params, adapters=self.adapters, images=images,
+            self.adapters, images, lambda rid: self.abort(rid, message="its turn was replaced"), self._fail,
+            verify_params,
         )  # fmt: skip
         self._under_way: Flight | None = None
         self._doomed: dict[int, RuntimeFault] = {}  # rows of that plan to fail at its commit, by seq

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -62,18 +63,19 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise BadRequest(str(error), where="session_params", hint=f"fields: {known}") from error
 
 
+@dataclass(slots=True, eq=False)
 class _Turn:
     """prompt = the first `kept` tokens of the parent's whole, then `part`; whole = prompt, then `output`.
     `name`: for users; `rid`: the request's id here, which the frontend may have changed."""
 
-    __slots__ = ("children", "done", "kept", "name", "output", "parent", "part", "rid")
-
-    def __init__(self, name: str, rid: str, parent: _Turn | None, kept: int, part: Iterable[int]) -> None:
-        self.name, self.rid, self.parent, self.kept = name, rid, parent, kept
-        self.part = array("q", part)
-        self.output = array("q")
-        self.done = False
-        self.children: list[_Turn] = []
+    name: str
+    rid: str
+    parent: _Turn | None
+    kept: int
+    part: array[int]
+    output: array[int] = field(default_factory=lambda: array("q"))
+    done: bool = False
+    children: list[_Turn] = field(default_factory=list)
 
     def whole(self) -> array[int]:
         line: list[_Turn] = []
@@ -96,21 +98,20 @@ class _Turn:
         return turns
 
 
+@dataclass(slots=True, eq=False)
 class _Session:
-    __slots__ = (
-        "capacity", "id", "last", "lease", "live", "owner", "streaming", "timeout_s", "turns", "used_at",
-    )  # fmt: skip
+    """live: how many turns run or wait. lease: what a streaming session keeps between its turns."""
 
-    def __init__(
-        self, id: str, owner: str, capacity: int, timeout_s: float | None, streaming: bool, now: float
-    ) -> None:
-        self.id, self.owner, self.capacity = id, owner, capacity
-        self.timeout_s, self.streaming = timeout_s, streaming
-        self.turns: dict[str, _Turn] = {}
-        self.last: _Turn | None = None
-        self.live = 0  # turns that run or wait
-        self.lease: Lease | None = None  # what a streaming session keeps between its turns
-        self.used_at = now
+    id: str
+    owner: str
+    capacity: int
+    timeout_s: float | None
+    streaming: bool
+    used_at: float
+    turns: dict[str, _Turn] = field(default_factory=dict)
+    last: _Turn | None = None
+    live: int = 0
+    lease: Lease | None = None
 
 
 def _size(turn: _Turn) -> int:
@@ -268,7 +269,7 @@ class Sessions:
                 parent.children.clear()
         kept = len(composed.input_ids) - new
         name = params.turn or composed.rid
-        turn = _Turn(name, composed.rid, parent, kept, composed.input_ids[kept:])
+        turn = _Turn(name, composed.rid, parent, kept, array("q", composed.input_ids[kept:]))
         if parent is not None:
             parent.children.append(turn)
         session.turns[turn.name] = session.last = turn
