@@ -31,7 +31,7 @@ llguidance, and what that cannot read to XGrammar.
   only what cannot be taken back is streamed. `missing_bytes.py` does the same for vocabularies that lack
   single bytes; both stand on `backtracking.py`.
 - Who waits. Overlapped, and beside free requests, what a sampled token forces and whether its output
-  can still be completed is asked while the next pass runs (deferred grammar advance, `guided/deferred.py`);
+  can still be completed is asked while the next pass runs (deferred grammar advance, `guided/decoding.py`);
   where the answer changes something, that row is void. Once the pass has ended (`Runner.done`) advances and
   masks that are not there yet wait for the next one, and their requests with them; a search for a
   completion is interrupted between two pieces (`Matcher.closing_steps`) and goes on then. What passes take
@@ -43,7 +43,7 @@ llguidance, and what that cannot read to XGrammar.
   a prompt anew. Decision 005.
 - Reasoning. `reasoner.py` lets a grammar sleep until the reasoning ends;
   `processes/frontend/prepare.py` decides per request, by what it says, its prompt's end and the template;
-  `scheduler/guided/compilation.py` wraps the matcher.
+  `scheduler/guided/decoding.py` wraps the matcher.
 - Manager. A compilation that passes its deadline keeps its thread, and another takes its place; what is
   compiled is kept within counts and bytes; `POST /precompile` and traced programs send constraints ahead.
 - `ebnf/reading.py` reads GBNF for both engines. `ebnf/terminals.py` finds which parts of a recursive
