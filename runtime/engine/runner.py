@@ -123,6 +123,7 @@ class TorchRunner:
         self.kv_memory = self._memory_of(attention.pool)
         self.slots, self._spare, self._again = attention.pool.slots - ahead, ahead, again
         self._decoder, self._attention, self._config, self._group = decoder, attention, config, group
+        self.device, self.vocab_size = decoder.device.type, spec.vocab_size
         self._worker: Executor = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
         )
@@ -228,15 +229,6 @@ class TorchRunner:
             self.launch(plan)
             self.finish({})
         log.info("compiled kernels in %.1f s", time.perf_counter() - begin)
-
-    @property
-    def device(self) -> str:
-        """The kind of device: cpu or cuda."""
-        return self._decoder.device.type
-
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.spec.vocab_size
 
     def verify(self, params: SamplingParams) -> None:
         """Raise BadRequest if a logit processor is unknown or cannot use its parameters."""
