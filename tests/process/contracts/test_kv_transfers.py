@@ -509,7 +509,7 @@ def test_metadata_that_come_late_are_awaited(kind: str) -> None:
         pair.add_prefill(faults=Faults(FaultRates(delay=1, delay_s=0.3)))
         pair.add_decode()
         one_good(pair)
-        assert pair.prefill[0].manager.options.faults.made == {"delay": 1}
+        assert pair.prefill[0].manager.options.faults.counts == {"delay": 1}
 
 
 def test_strangers_do_not_disturb(pair: Pair) -> None:
