@@ -271,6 +271,8 @@ class RunnerProcess:
         rank 0's. Raises what the method raises."""
         return self._ask(call(name, request))
 
+    recording = False
+
     def stepped(self) -> None:
         """The process counts its steps itself."""
 

@@ -59,7 +59,9 @@ Answer = tuple[bool, str, Data]
 
 
 class Profiler(Protocol):
-    """Records where time goes."""
+    """Records where time goes. recording: in this process, now."""
+
+    recording: bool
 
     def start(self, folder: str | None, steps: int | None) -> Data:
         """Raises BadRequest: one runs already, or the folder cannot be written to."""

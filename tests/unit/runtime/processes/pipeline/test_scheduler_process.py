@@ -60,6 +60,8 @@ class Slow(FakeRunner):
 class Notes:
     """A profiler that only remembers."""
 
+    recording = True
+
     def __init__(self) -> None:
         self.steps, self.on, self.closed = 0, False, False
 
