@@ -138,12 +138,9 @@ class BootstrapServer:
                 where=host,
                 hint="give both sides the same secret, or listen on 127.0.0.1",
             )
-        registry, token = _Registry(), _token(key)
 
         class Handler(_Handler):
-            pass
-
-        Handler.registry, Handler.token = registry, token
+            registry, token = _Registry(), _token(key)
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -180,15 +177,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
 
@@ -206,6 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = _answer
 
     def _act(self) -> Any:
         url = urlsplit(self.path)
