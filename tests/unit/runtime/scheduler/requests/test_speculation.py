@@ -42,7 +42,7 @@ def knowing(share: float) -> Any:
                 if len(behind) <= place:
                     break
                 mask = behind[-1]
-        return tuple(found)[: self._room(request, len(found))]
+        return tuple(found)[: self._slots_for(request, len(found))]
 
     return guesses
 
