@@ -250,7 +250,7 @@ def test_what_a_search_found_is_not_searched_for_again_where_it_is_too_long() ->
         (len(held) - 1, True, None, 0),
         (len(held) - 1, False, None, 1),
     ):
-        ids = at_once(Liveness._searched(request, matcher, held, room, found=found))
+        ids = at_once(Liveness._searched(request, matcher, held, room, later=found))
         assert (ids, request.guide.searches) == (expected, searches)
 
 
