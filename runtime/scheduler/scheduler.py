@@ -89,9 +89,9 @@ class Scheduler(SchedulerBase[Request]):
             self._stage, self._batch, self.guided, self._outbox, len(vocabulary), self._finish
         )
         self._validator = RequestValidator(
-            self.manager, len(vocabulary), self._live, self._waiting, self.guided, self._sessions,
-            self.adapters, images, lambda rid: self.abort(rid, message="its turn was replaced"), self._fail,
-            verify_params,
+            self.manager, len(vocabulary), self._live, self._waiting, self.guided.compiling,
+            self._sessions, self.adapters, images,
+            lambda rid: self.abort(rid, message="its turn was replaced"), self._fail, verify_params,
         )  # fmt: skip
         self._under_way: Flight | None = None
         self._doomed: dict[int, RuntimeFault] = {}  # rows of that plan to fail at its commit, by seq
@@ -188,7 +188,7 @@ class Scheduler(SchedulerBase[Request]):
 
     def state(self) -> dict[str, Any]:
         """Counters since the start (*_total, and the old short names), current numbers, and rates."""
-        running, waiting, compiling = len(self._batch.running), len(self._waiting), len(self.guided)
+        running, waiting, compiling = len(self._batch.running), len(self._waiting), len(self.guided.compiling)
         produced = sum([one.produced for one in self._live.values()])
         jumped = sum([one.jumped for one in self._live.values()])
         self._rate.look(self._counters.generated, self._live.values(), self._clock())
@@ -404,7 +404,7 @@ class Scheduler(SchedulerBase[Request]):
             self._fail(request, fault)
         for request, wrong in self._stage.poll(self._clock()):
             self._settle_stage(request, wrong)
-        if begin and self._guided_live and len(self.guided):
+        if begin and self.guided.compiling:
             self._poll_grammars()
 
     def _poll_grammars(self) -> None:

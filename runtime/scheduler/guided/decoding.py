@@ -59,8 +59,8 @@ PassDone: TypeAlias = Callable[[], bool]
 class GuidedDecoding:
     """`grammars`: compiles constraints off the scheduler's thread; None refuses constraints. `reasoning`: how
     the model ends its reasoning; None if that is not known. overlapped: whether the scheduler's thread works
-    while passes run, so that run_deferred() has its time then. Its length: how many requests wait for their
-    grammar."""
+    while passes run, so that run_deferred() has its time then. compiling: the requests that wait for their
+    grammar, by seq."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class GuidedDecoding:
         self._manager, self._grammars, self._reasoning = manager, grammars, reasoning
         self._liveness = config.liveness
         self._advance = Advance(vocabulary, encode, manager, config)
-        self._compiling: dict[int, tuple[Request, Future[Matcher]]] = {}
+        self.compiling: dict[int, tuple[Request, Future[Matcher]]] = {}
         self._deferred: list[Request] = []
         self._interrupted: dict[str, Steps[FinishReason | None]] = {}
         self._defers = False  # in the step being settled
@@ -84,9 +84,6 @@ class GuidedDecoding:
         self._mask_seconds = Histogram(MASK_S)
 
     # -- before a request runs -------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._compiling)
 
     def add(self, request: Request) -> bool:
         """Whether the request waits here for its matcher now; otherwise it needs none."""
@@ -101,24 +98,24 @@ class GuidedDecoding:
                 future.set_result(self._known_reasoning().anything())
         except RuntimeFault as fault:
             future.set_exception(fault)
-        self._compiling[request.seq] = request, future
+        self.compiling[request.seq] = request, future
         return True
 
     def remove(self, request: Request) -> None:
         """It waits no longer; nothing happens if it did not."""
-        waiting = self._compiling.pop(request.seq, None)
+        waiting = self.compiling.pop(request.seq, None)
         if waiting is not None:
             waiting[1].cancel()
 
     def ready(self) -> Iterator[Settled]:
         """The requests that can run now, or have failed, taken out."""
-        for request, future in list(self._compiling.values()):
-            if not future.done() or request.seq not in self._compiling:
+        for request, future in list(self.compiling.values()):
+            if not future.done() or request.seq not in self.compiling:
                 continue
             outcome = _outcome(future)
             if self._liveness and isinstance(outcome, Matcher) and not completion_ready(request, outcome):
                 continue
-            del self._compiling[request.seq]
+            del self.compiling[request.seq]
             yield request, outcome if isinstance(outcome, RuntimeFault) else self._begin(request, outcome)
 
     def _begin(self, request: Request, matcher: Matcher) -> RuntimeFault | None:
