@@ -141,7 +141,7 @@ def formats() -> str:
 
 def plugins() -> str:
     from runtime.attention.table import ATTENTION
-    from runtime.cache.eviction import EVICTION
+    from runtime.cache.radix import EVICTION
     from runtime.disagg.transfer.kv_manager import KV_TRANSFERS
     from runtime.grammar.table import GRAMMAR_BACKENDS
     from runtime.scheduler.policies import POLICIES

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.measuring import timed
 from benchmarks.workloads import VOCAB, Workload
 from runtime.kernels.native.panels import empty
-from runtime.kernels.native.products import product_of
+from runtime.layers.dense import product_of
 
 SIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
 SIDE, ROWS = 2048, 512

@@ -212,35 +212,10 @@ class Image(msgspec.Struct, frozen=True, gc=False, array_like=True):
     pixels: bytes
 
 
-class ImageHolder(Protocol):
-    """What a Runner that takes pictures can besides. Between two steps."""
-
-    def load_images(self, images: Sequence[Image]) -> None:
-        """Rows may name them from now on."""
-        ...
-
-    def drop_images(self, numbers: Sequence[int]) -> None:
-        """No row will name them any more."""
-        ...
-
-
-class AdapterStore(Protocol):
-    """What a Runner that takes adapters can besides. Both may be called while a step is under way."""
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        """Rows may name it from now on. Raises AdapterError; nothing has changed then."""
-        ...
-
-    def unload_adapter(self, number: int) -> None:
-        """Forget it: no row will name it any more. Nothing happens where it is not loaded."""
-        ...
-
-
 class Runner(Protocol):
-    """Runs plans. Two verbs, so that grammar masks are filled while the forward pass runs.
-
-    Exactly one finish() follows each launch(). launch() returns at once where the device allows it.
-    """
+    """Runs plans. Two verbs, so that grammar masks are filled while the forward pass runs: exactly one
+    finish() follows each launch(). launch() returns at once if the device allows it. Rows may name adapters
+    and images that it has loaded."""
 
     @property
     def slots(self) -> int:
@@ -253,44 +228,59 @@ class Runner(Protocol):
         ...
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for what no plan of this runner can honour: an unknown logit processor, say."""
+        """Raise BadRequest for parameters that no plan of this runner supports, such as an unknown logit
+        processor."""
         ...
 
     def launch(self, plan: StepPlan) -> None: ...
 
     def done(self) -> bool:
-        """Whether finish() would not wait: the pass launched has ended, well or not. At once; asked often."""
+        """Whether finish() would not wait: the launched pass has ended or failed. Returns at once; called
+        often."""
         ...
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
-        """Sample with `masks` (row index -> mask; absent = all ids allowed) and give the results back."""
+        """Sample with `masks` (row index -> mask; absent = all ids allowed) and return the results."""
         ...
 
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
         """Copy KV between equally long runs (source, target), before the next launch."""
         ...
 
-    def close(self) -> None: ...
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Rows may name it from now on; possible while a step is under way. Raises AdapterError, and changes
+        nothing then."""
+        ...
 
+    def unload_adapter(self, number: int) -> None:
+        """Forget it, if it is loaded: no row will name it any more. Possible while a step is under way."""
+        ...
 
-class DecoderRunner(Runner, AdapterStore, ImageHolder, Protocol):
-    """Rows of its plans may name adapters and pictures that it was given."""
+    def load_images(self, images: Sequence[Image]) -> None:
+        """Rows may name them from now on. Between two steps."""
+        ...
+
+    def drop_images(self, numbers: Sequence[int]) -> None:
+        """No row will name them any more. Between two steps."""
+        ...
 
     def update_weights(self, path: str) -> None:
-        """Compute with the weights of the checkpoint in `path` from the next pass on. Between two passes; KV
-        computed before is of no use then. Raises ModelLoadError, BadRequest; nothing has changed then."""
+        """Use the weights of the checkpoint in `path` from the next pass on; KV computed before is void.
+        Between two passes. Raises ModelLoadError, BadRequest, and changes nothing then."""
         ...
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
-        """Give these parts' memory back. Between two passes, and no pass comes before restore_memory() has
-        brought all of them back; what was in them is lost. What is released already stays so. Raises
-        BadRequest; nothing has changed then."""
+        """Free the memory of these parts; their contents are lost, and there are no passes until
+        restore_memory() has restored all of them. Between two passes; parts that are released stay so. Raises
+        BadRequest, and changes nothing then."""
         ...
 
     def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
-        """Make the KV pool again, read the weights of the checkpoint in `path`; what is there stays as it
-        is. Raises ModelLoadError."""
+        """Create the KV pool again, read the weights of the checkpoint in `path`; parts that were not
+        released stay as they are. Raises ModelLoadError."""
         ...
+
+    def close(self) -> None: ...
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,17 +24,13 @@ from runtime.protocol.errors import ModelLoadError
 P = TypeVar("P", bound=KVPool)
 
 
-class AttentionStep(Protocol):
-    """The attention of one forward pass; called once per layer, in any order of layers."""
+AttentionStep: TypeAlias = Callable[[int, Tensor], Tensor]
+"""The attention of one forward pass, called once per layer, in any order: writes keys and values to the rows'
+slots, then attends. (layer, qkv) -> [tokens, heads * head_dim].
 
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """Write keys and values to the rows' slots, then attend.
-
-        qkv [tokens, heads + 2 * kv_heads, head_dim]: query, key and value heads of the plan's rows,
-        concatenated, with the rotary embedding applied. Returns [tokens, heads * head_dim]. Query head h
-        reads key head h // group.
-        """
-        ...
+qkv [tokens, heads + 2 * kv_heads, head_dim]: query, key and value heads of the plan's rows, concatenated,
+with the rotary embedding applied. Query head h reads key head h // group.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,16 +51,16 @@ class Scoring:
 PLAIN = Scoring()
 
 
-class FixedStep(Protocol):
+class FixedStep(ABC):
     """A pass of one token per row whose tables have fixed addresses, for a CUDA graph: `step` is recorded
     once, and then replayed for every plan that load() accepted."""
 
     step: AttentionStep
 
+    @abstractmethod
     def load(self, plan: StepPlan) -> bool:
         """Prepare the next pass; rows beyond the plan's do nothing. Returns False, and prepares nothing, if
         the plan does not fit."""
-        ...
 
 
 class Attention(ABC, Generic[P]):

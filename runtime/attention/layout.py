@@ -111,34 +111,36 @@ def layout(plan: StepPlan, window: int | None) -> list[Piece]:
     every token; then the shared ones, those of the most rows first. The spans of a piece belong to different
     rows."""
     bands, members, shared = split(plan, window)
-    return [*bands, *_own_pieces(members), *shared]
+    return [*bands, *_row_pieces(members), *shared]
 
 
 def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
     """worth: shared runs are separate only if that saves at least this many key reads, over all rows."""
     spans = spans_of(plan)
-    own: dict[int, list[Run]] = {index: [] for index in range(len(spans))}  # runs of earlier tokens, by row
+    by_row: dict[int, list[Run]] = {
+        index: [] for index in range(len(spans))
+    }  # runs of earlier tokens, by row
     bands: list[Band] = []
     if window is not None:
         for index, row in enumerate(plan.rows):
             if len(row.tokens) > 1 and row.position + len(row.tokens) > window:
                 bands += _bands(plan, index, spans[index], window)
-                del own[index]
+                del by_row[index]
     shared: dict[tuple[int, ...], list[Run]] = {}
     for segment in sorted(plan.segments, key=_position):
-        seen = [(segment.rows, segment.runs)] if window is None else _visible(plan, segment, window, own)
+        seen = [(segment.rows, segment.runs)] if window is None else _visible(plan, segment, window, by_row)
         for rows, runs in seen:
             if len(rows) == 1:
-                own[rows[0]] += runs
+                by_row[rows[0]] += runs
             elif rows:
                 shared.setdefault(rows, []).extend(runs)
     for rows in [rows for rows in shared if worth and _saved(rows, shared[rows]) < worth]:
         for index in rows:
-            own[index] += shared[rows]
+            by_row[index] += shared[rows]
         del shared[rows]
     members = [
         Member(spans[index], join([*runs, *plan.rows[index].slots]), sum([run.length for run in runs]))
-        for index, runs in own.items()
+        for index, runs in by_row.items()
     ]
     fulls = [
         Full(tuple(spans[row] for row in sorted(rows)), join(shared[rows]))
@@ -156,13 +158,13 @@ def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:
 
 
 def _visible(
-    plan: StepPlan, segment: Segment, window: int, own: Container[int]
+    plan: StepPlan, segment: Segment, window: int, by_row: Container[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Run, ...]]]:
-    """The segment's runs, cut to the window of each row of `own`; rows that see the same are grouped."""
+    """The segment's runs, cut to the window of each row of `by_row`; rows that see the same are grouped."""
     cuts: dict[int, list[int]] = {}
     length = segment.length
     for row in segment.rows:
-        if row not in own:
+        if row not in by_row:
             continue
         # The last query of a row sees the least. A row with several queries is here only if it sees all.
         last = plan.rows[row].position + len(plan.rows[row].tokens) - 1
@@ -185,7 +187,7 @@ def _bands(plan: StepPlan, index: int, span: Span, window: int) -> Iterator[Band
         yield Band(Span(span.first + start, count), visible, position - first, window)
 
 
-def _own_pieces(members: Iterable[Member]) -> Iterator[Piece]:
+def _row_pieces(members: Iterable[Member]) -> Iterator[Piece]:
     buckets: dict[tuple[bool, int], list[Member]] = {}
     for member in members:
         size = member.span.size

@@ -91,8 +91,8 @@ class NativeViews(TorchViews):
         self._memory, self._sizes = [torch.empty(0)] * 3, (0, 0)
         addresses = c_void_p * shape.layers
         self._pools = addresses(*(self.pool.data[layer].data_ptr() for layer in range(shape.layers)))
-        self._own_sinks = [sink.float().contiguous() for sink in self.sinks]
-        self._sinks = addresses(*(sink.data_ptr() for sink in self._own_sinks))
+        self._float_sinks = [sink.float().contiguous() for sink in self.sinks]
+        self._sinks = addresses(*(sink.data_ptr() for sink in self._float_sinks))
 
     def begin(self, plan: StepPlan) -> AttentionStep:
         native, threads = self._library, torch.get_num_threads()

@@ -61,15 +61,15 @@ class Cut(NamedTuple):
 def tables_of(plan: StepPlan, narrow: int, wide: int) -> Tables:
     """narrow, wide: the most tokens of a tile of each kind."""
     builder = _Builder()
-    own: list[list[Segment]] = [[] for _ in plan.rows]
+    by_row: list[list[Segment]] = [[] for _ in plan.rows]
     shared: dict[tuple[int, ...], list[Segment]] = {}
     for segment in sorted(plan.segments, key=lambda segment: segment.position):
         if len(segment.rows) == 1:
-            own[segment.rows[0]].append(segment)
+            by_row[segment.rows[0]].append(segment)
         else:
             shared.setdefault(segment.rows, []).append(segment)
     spans, first = [], 0
-    for row, mine in zip(plan.rows, own):
+    for row, mine in zip(plan.rows, by_row):
         count = len(row.tokens)
         spans.append(range(first, first + count))
         builder.begin(spans[-1])

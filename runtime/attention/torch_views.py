@@ -98,8 +98,8 @@ class TorchViews(Attention[HeadMajorPool]):
             pool.write(layer, new_index, qkv[:, heads:])
             queries = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
             # Rounded to the pool's dtype, so that results do not depend on which keys are new in this pass.
-            own = widened(rounded(qkv[:, heads:], pool.kv.dtype), exact)
-            merged = self._merged(layer, queries, own, levels[self.windows[layer]])
+            new = widened(rounded(qkv[:, heads:], pool.kv.dtype), exact)
+            merged = self._merged(layer, queries, new, levels[self.windows[layer]])
             return merged.to(qkv.dtype)
 
         return attend
@@ -208,15 +208,15 @@ class TorchViews(Attention[HeadMajorPool]):
     # -- once per layer
     # ------------------------------------------------------------------------------------------
 
-    def _merged(self, layer: int, q: Tensor, own: Tensor, levels: Sequence[Level]) -> Tensor:
+    def _merged(self, layer: int, q: Tensor, new: Tensor, levels: Sequence[Level]) -> Tensor:
         """q [kv_heads, tokens, group, head_dim] -> [tokens, heads * head_dim]."""
         kv_heads, tokens, group, dim = q.shape
         base = levels[0]
         if len(base.parts) == 1 and base.whole and base.parts[0].kept is None:
-            out, lse = self._attend(layer, q, own, base.parts[0])
+            out, lse = self._attend(layer, q, new, base.parts[0])
         else:
             out, lse = q.new_empty(q.shape), q.new_empty((kv_heads, tokens, group), dtype=torch.float32)
-            self._fill(layer, q, own, base.parts, out, lse, 0)
+            self._fill(layer, q, new, base.parts, out, lse, 0)
         for level in levels[1:]:
             span = slice(level.first, level.last)
             shape = (kv_heads, level.last - level.first, group)
@@ -224,7 +224,7 @@ class TorchViews(Attention[HeadMajorPool]):
                 more, more_lse = q.new_empty((*shape, dim)), q.new_empty(shape, dtype=torch.float32)
             else:
                 more, more_lse = q.new_zeros((*shape, dim)), q.new_full(shape, -math.inf, dtype=torch.float32)
-            self._fill(layer, q, own, level.parts, more, more_lse, level.first)
+            self._fill(layer, q, new, level.parts, more, more_lse, level.first)
             both = torch.logaddexp(lse[:, span], more_lse)
             out[:, span].lerp_(more, (more_lse - both).exp_().unsqueeze(-1).to(out.dtype))
             lse[:, span] = both
@@ -237,7 +237,7 @@ class TorchViews(Attention[HeadMajorPool]):
         self,
         layer: int,
         q: Tensor,
-        own: Tensor,
+        new: Tensor,
         parts: Iterable[Part],
         out: Tensor,
         lse: Tensor,
@@ -245,7 +245,7 @@ class TorchViews(Attention[HeadMajorPool]):
     ) -> None:
         """Write each part's results into out, lse [kv_heads, tokens - first, ...]."""
         for part in parts:
-            result, result_lse = self._attend(layer, q, own, part)
+            result, result_lse = self._attend(layer, q, new, part)
             into = part.queries if part.into is None else part.into
             if part.kept is not None:
                 result, result_lse = (
@@ -260,13 +260,13 @@ class TorchViews(Attention[HeadMajorPool]):
                 out.index_copy_(1, here, result)
                 lse.index_copy_(1, here, result_lse)
 
-    def _attend(self, layer: int, q: Tensor, own: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+    def _attend(self, layer: int, q: Tensor, new: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         """One product: results [kv_heads, queries, group, head_dim] and their log-sum-exp [kv_heads, queries,
         group]."""
         kv_heads, _, group, dim = q.shape
         picked = q[:, part.queries] if isinstance(part.queries, slice) else q.index_select(1, part.queries)
         if part.causal:
-            mine = own[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+            mine = new[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
             k, v = mine[:kv_heads], mine[kv_heads:]
             out, lse = self._product(
                 picked.transpose(1, 2), k, v, True, None

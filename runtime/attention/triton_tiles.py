@@ -170,8 +170,8 @@ class TritonTiles(Attention[LayerMajorPool]):
         return attend
 
 
-class _Fixed:
-    """FixedStep. The tables of a pass overwrite those of the pass before."""
+class _Fixed(FixedStep):
+    """The tables of a pass overwrite those of the pass before."""
 
     def __init__(self, attention: TritonTiles, capacity: Capacity, states: States) -> None:
         self._attention, self._capacity = attention, capacity

@@ -7,13 +7,12 @@ requests: who runs, who waits and what tokens mean is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from runtime.cache.eviction import EVICTION
 from runtime.cache.node import Match, Node
-from runtime.cache.none import NoCache
 from runtime.cache.pages import PageAllocator, extend, join, split, total
-from runtime.cache.prefix_cache import PrefixCache
-from runtime.cache.radix import RadixCache
+from runtime.cache.prefix_cache import NoCache, PrefixCache
+from runtime.cache.radix import EVICTION, RadixCache
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
 
@@ -23,9 +22,9 @@ EVICT_AHEAD = 16  # slots evicted beyond the need, so that a growing tail does n
 class Lease:
     """The KV of one sequence: positions 0 .. covered-1 in the cache (locked), from there on in its own slots.
 
-    used     own slots that hold KV, in token order
-    pending  own slots that the step under way writes
-    spare    own slots not written yet
+    used     its slots that hold KV, in token order
+    pending  its slots that the step under way writes
+    spare    its slots not written yet
 
     The last run of `used` and the first of `spare` are kept as numbers: they change with every token.
     """
@@ -50,8 +49,8 @@ class Lease:
         self._version = -1
 
     @property
-    def own(self) -> int:
-        """Slots of its own."""
+    def private(self) -> int:
+        """Slots behind the cached prefix, in no other lease."""
         return self.capacity - self.covered
 
     @property
@@ -76,7 +75,7 @@ class Lease:
         return self._first + self._count if self._count else -1
 
     def slots(self) -> list[Run]:
-        """All own slots in token order."""
+        """All its slots in token order."""
         return join([*self.used, *self.pending, *self.spare])
 
     def written(self) -> tuple[Run, ...]:
@@ -126,10 +125,10 @@ class Lease:
     def shorten(self, slots: int) -> list[Run]:
         """Give up the last `slots` spare slots; which they are."""
         spare = self.spare
-        kept, gone = split(spare, total(spare) - slots)
+        kept, dropped = split(spare, total(spare) - slots)
         self._keep_spare(kept)
         self.capacity -= slots
-        return gone
+        return dropped
 
     def cover(self, match: Match, used: list[Run]) -> None:
         """It reads `match` from now on, and only `used` of its own slots."""
@@ -139,10 +138,10 @@ class Lease:
 
     def uncover(self, match: Match) -> None:
         """It reads only `match` from now on, a shorter one; all its own slots are to be written again."""
-        own, spare = self.own, join([*self.used, *self.spare])
+        private, spare = self.private, join([*self.used, *self.spare])
         self.cover(match, [])
         self._keep_spare(spare)
-        self.capacity = match.length + own
+        self.capacity = match.length + private
 
     def clear(self) -> None:
         """It holds nothing any more."""
@@ -180,7 +179,7 @@ class CacheManager:
         self.shares = radix  # whether what one sequence computed can serve another
         self.cache = self._empty()
         self.slots = self.allocator.slots
-        self.transfers: list[Lease] = []  # of nobody who runs: see cache.transfer
+        self.transfers: list[Lease] = []  # of sequences that do not run: KV being transferred, or parked
         self.moves = 0  # goes up whenever some lease covers another part of the cache than before
 
     def _empty(self) -> PrefixCache:
@@ -190,6 +189,19 @@ class CacheManager:
     def available(self) -> int:
         """Slots that can be had without taking any from a lease."""
         return self.allocator.free + self.cache.evictable
+
+    def state(self) -> dict[str, Any]:
+        """Slots now. Prefixes that are only kept for later requests do not count as used."""
+        used = self.slots - self.available
+        return {
+            "slots": self.slots,
+            "free": self.allocator.free,
+            "evictable": self.cache.evictable,
+            "protected": self.cache.protected,
+            "max_total_num_tokens": self.slots,
+            "num_used_tokens": used,
+            "token_usage": used / self.slots,
+        }
 
     def open(self, tokens: Sequence[int], key: str | None = None, priority: int = 0) -> Lease:
         """A lease on the longest cached prefix of `tokens`, locked, with no slots of its own yet."""
@@ -217,26 +229,26 @@ class CacheManager:
     def trim(self, lease: Lease, length: int) -> int:
         """Free the lease's spare pages beyond the first `length` positions and those written, or being
         written; returns how many slots that were."""
-        keep = self.allocator.ceil(max(length - lease.covered, lease.own - total(lease.spare)))
-        extra = lease.own - keep
+        keep = self.allocator.ceil(max(length - lease.covered, lease.private - total(lease.spare)))
+        extra = lease.private - keep
         if extra <= 0:
             return 0
         self.allocator.release(lease.shorten(extra))
         return extra
 
     def cut(self, lease: Lease, tokens: Sequence[int], computed: int, length: int) -> int:
-        """Of the `computed` tokens only the first `length` will be gone on from. How many of them keep their
+        """Of the `computed` tokens only the first `length` are kept. How many of them keep their
         KV: fewer where `length` lies inside of a page of the cache. The lease keeps its slots; the cache
-        keeps what it was given, which is true of the tokens it was computed for."""
+        keeps its nodes, which are right of the tokens it was computed for."""
         if length >= lease.covered:
             lease.rewind(computed - length)
             return length
-        own = lease.own
+        private = lease.private
         match = self.cache.match(tokens[:length], lease.key)
         self.cache.lock(match)
         self.cache.unlock(lease.match)
         lease.uncover(match)
-        assert lease.own == own
+        assert lease.private == private
         self.moves += 1
         return match.length
 
@@ -269,10 +281,10 @@ class CacheManager:
 
     def gain(self, leases: Sequence[Lease]) -> int:
         """Slots that would become available if all of `leases` were closed. Changes nothing."""
-        return sum(lease.own for lease in leases) + self.cache.held_by([lease.match for lease in leases])
+        return sum(lease.private for lease in leases) + self.cache.held_by([lease.match for lease in leases])
 
     def flush(self) -> bool:
-        """Drop every prefix nobody reads. True when the cache is empty now."""
+        """Drop every prefix no sequence reads. True when the cache is empty now."""
         self.allocator.release(self.cache.reset())
         return not self.cache.protected
 
@@ -293,10 +305,10 @@ class CacheManager:
         free, evictable, protected = self.allocator.free, self.cache.evictable, self.cache.protected
         leased = 0
         for lease in [*leases, *self.transfers]:
-            leased += lease.own
-            if lease.own != total(lease.used) + total(lease.pending) + total(lease.spare):
+            leased += lease.private
+            if lease.private != total(lease.used) + total(lease.pending) + total(lease.spare):
                 raise InternalFault(
-                    f"a lease counts {lease.own} slots and holds {lease.slots()}", where="cache"
+                    f"a lease counts {lease.private} slots and holds {lease.slots()}", where="cache"
                 )
         if free + evictable + protected + leased != self.slots:
             raise InternalFault(

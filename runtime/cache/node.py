@@ -1,44 +1,52 @@
-"""A node of a prefix cache, and a match: a path of them. Ints only; what is done with them is decided by
-others."""
+"""A node of a prefix cache, a match (a path of nodes), and a survey of a tree as plain
+numbers. Knows no texts and no requests.
+"""
 
 from __future__ import annotations
 
+import heapq
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+import msgspec
 
 from runtime.plan import Run
 
+EXAMINED = 20_000
+"""Nodes looked at for one survey, at most: the scheduler stands still meanwhile."""
 
+
+@dataclass(slots=True, eq=False)
 class Node:
     """A stretch of tokens below `parent`; whole pages. Its `id` is what plans share segments by.
 
     runs      the KV slots of its tokens
-    start     the position of its first token: how many come before it, from the root on
+    length    how many tokens
+    start     the position of its first token
     locks     how many sequences read it or a node below
     key       of a root, which has no parent and no tokens: its namespace
-    used_at   when a sequence last came by, in ticks of the cache's own clock; created: when it was put in
+    used_at   when a sequence last came by, in ticks of the cache's own clock; created: when it was added
     hits      how many sequences reused it
     priority  the highest priority of the requests that computed or reused it
-    ticket    belongs to the eviction queue: it tells a node's present entry from stale ones
+    ticket    tells its present entry in the eviction queue from stale ones; 0: it is not in the queue
     """
 
-    __slots__ = (
-        "children", "created", "hits", "id", "key", "length", "locks", "parent", "priority", "runs", "start",
-        "ticket", "tokens", "used_at",
-    )  # fmt: skip
-
-    def __init__(self, id: int, parent: Node | None, tokens: array[int], runs: tuple[Run, ...]) -> None:
-        self.id = id
-        self.key: str | None = None
-        self.parent = parent
-        self.tokens = tokens
-        self.runs = runs
-        self.length = len(tokens)
-        self.start: int = parent.start + parent.length if parent else 0
-        self.children: dict[int | bytes, Node] = {}
-        self.locks = 0
-        self.used_at = self.created = self.hits = self.priority = 0
-        self.ticket = 0
+    id: int
+    parent: Node | None
+    tokens: array[int]
+    runs: tuple[Run, ...]
+    length: int
+    start: int
+    key: str | None = None
+    children: dict[int | bytes, Node] = field(default_factory=dict)
+    locks: int = 0
+    used_at: int = 0
+    created: int = 0
+    hits: int = 0
+    priority: int = 0
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +56,68 @@ class Match:
 
     nodes: tuple[Node, ...]
     length: int
+
+
+class Prefix(msgspec.Struct):
+    """One node: `tokens` tokens behind those of its `parent` (0: it begins a prompt), `start` of them before.
+    Of two with different `namespace` none shares anything. hits: sequences that reused it; locks: those that
+    read it now; idle: how many uses of the cache ago it was last used; children: how many there are, also
+    where not all are listed; ids: its first token ids, as many as were asked for."""
+
+    id: int
+    parent: int
+    namespace: int
+    tokens: int
+    start: int
+    hits: int
+    locks: int
+    idle: int
+    children: int
+    ids: list[int] = []
+
+
+class PrefixTree(msgspec.Struct):
+    """The nodes of a prefix cache, parents first. left_out: nodes known of that are not listed; what is below
+    them is not counted. evictable, protected: tokens in nodes that no sequence reads now, and in the others."""
+
+    page_size: int
+    evictable: int
+    protected: int
+    nodes: list[Prefix] = []
+    left_out: int = 0
+
+
+def survey(roots: Iterable[Node], clock: int, most: int, ids: int) -> tuple[list[Prefix], int]:
+    """The `most` nodes that are used most, each with its parents, and how many more were seen. A node has at
+    least the hits of those below, so the best ones are found from the roots on."""
+    order, nodes = count(), list[Prefix]()
+    heap: list[tuple[int, int, int, int, int, Node]] = []
+    seen = listed = 0
+
+    def open_up(node: Node, parent: int, namespace: int) -> None:
+        nonlocal seen, listed
+        seen += len(node.children)
+        for child in islice(node.children.values(), max(0, EXAMINED - listed)):
+            listed += 1
+            heapq.heappush(heap, (-child.hits, -child.used_at, next(order), parent, namespace, child))
+
+    for namespace, root in enumerate(roots):
+        open_up(root, 0, namespace)
+    while heap and len(nodes) < most:
+        *_, parent, namespace, node = heapq.heappop(heap)
+        nodes.append(
+            Prefix(
+                id=node.id,
+                parent=parent,
+                namespace=namespace,
+                tokens=node.length,
+                start=node.start,
+                hits=node.hits,
+                locks=node.locks,
+                idle=clock - node.used_at,
+                children=len(node.children),
+                ids=list(node.tokens[:ids]),
+            )
+        )
+        open_up(node, node.id, namespace)
+    return nodes, seen - len(nodes)

@@ -90,11 +90,11 @@ class PageAllocator:
         wish = max(need, self.ceil(wish))
         if need > self.free:
             return None
-        given: list[Run] = []
+        runs: list[Run] = []
         left = need
         if after in self._lengths:
             run = self._take(after, min(wish, self._lengths[after]))
-            given.append(run)
+            runs.append(run)
             left -= run.length
         while left > 0:
             extra = wish - (need - left)
@@ -105,9 +105,9 @@ class PageAllocator:
                 index = min(bisect_left(self._sizes, (left, -1)), len(self._sizes) - 1)
             length, start = self._sizes[index]
             run = self._take(start, min(length, extra))
-            given.append(run)
+            runs.append(run)
             left -= run.length
-        return join(given)
+        return join(runs)
 
     def release(self, runs: Iterable[Run]) -> None:
         """Take slots back. Raises InternalFault, naming them, when they are free already or no pages of the

@@ -6,16 +6,105 @@ After Zheng et al., "SGLang: Efficient Execution of Structured Language Model Pr
 
 from __future__ import annotations
 
+import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from runtime.cache.eviction import EvictionQueue, Key, lru
-from runtime.cache.node import Match, Node
+from runtime.cache.node import Match, Node, PrefixTree, survey
 from runtime.cache.pages import join, split, total
 from runtime.cache.prefix_cache import PrefixCache
-from runtime.cache.survey import PrefixTree, survey
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
+from runtime.protocol.registry import Registry
+
+HIGHEST = 99  # priorities count from 0 to this for the policy `priority`
+OFTEN = 2  # uses from which slru protects a node
+
+
+Key = Callable[[Any], Any]
+"""Node -> comparable; the smallest goes first."""
+
+EVICTION: Registry[Key] = Registry(
+    "eviction policy",
+    {
+        name: f"runtime.cache.radix:{name}"
+        for name in ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
+    },
+)
+
+
+def lru(node: Node) -> int:
+    """Least recently used first."""
+    return node.used_at
+
+
+def lfu(node: Node) -> tuple[int, int]:
+    """Least often used first; among these the least recently used."""
+    return node.hits, node.used_at
+
+
+def fifo(node: Node) -> int:
+    """Oldest first."""
+    return node.created
+
+
+def mru(node: Node) -> int:
+    """Most recently used first."""
+    return -node.used_at
+
+
+def filo(node: Node) -> int:
+    """Youngest first."""
+    return -node.created
+
+
+def priority(node: Node) -> tuple[int, int]:
+    """Lowest priority first (clamped to 0 .. HIGHEST); among these the least recently used."""
+    return min(max(node.priority, 0), HIGHEST), node.used_at
+
+
+def slru(node: Node) -> tuple[int, int]:
+    """What was not used again goes before what was; each the least recently used first."""
+    return int(node.hits >= OFTEN), node.used_at
+
+
+class EvictionQueue:
+    """Leaves that may be evicted, the first to go on top. O(log n) each; entries made stale are skipped
+    later."""
+
+    def __init__(self, key: Key = lru) -> None:
+        self._key = key
+        self._heap: list[tuple[Any, int, Node]] = []
+        self._tickets = 0
+        self._live = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def push(self, node: Node) -> None:
+        """Put a node in, or move it to where its key now belongs."""
+        self._live += not node.ticket
+        self._tickets += 1
+        node.ticket = self._tickets
+        heapq.heappush(self._heap, (self._key(node), node.ticket, node))
+        if len(self._heap) > 2 * self._live + 64:
+            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
+            heapq.heapify(self._heap)
+
+    def discard(self, node: Node) -> None:
+        """Take a node out; nothing happens when it is not in."""
+        self._live -= bool(node.ticket)
+        node.ticket = 0
+
+    def pop(self) -> Node | None:
+        """The node to evict next, out of the queue; None when there is none."""
+        while self._heap:
+            _, ticket, node = heapq.heappop(self._heap)
+            if node.ticket == ticket:
+                self.discard(node)
+                return node
+        return None
 
 
 class RadixCache(PrefixCache):
@@ -117,10 +206,10 @@ class RadixCache(PrefixCache):
         held: Match | None = None,
         priority: int = 0,
     ) -> tuple[Match, list[Run]]:
-        """Changes the tree. A leaf that nobody else reads grows in place: a prompt computed in chunks, or a
-        conversation, is one node and so one segment, until somebody branches off. The returned match holds
-        until the next insert or evict unless locked. Raises InternalFault when `runs` are not exactly the
-        slots of `tokens`, or these are no whole pages."""
+        """Changes the tree. A leaf that only its writer reads grows in place: a prompt computed in chunks, or
+        a conversation, is one node and so one segment, until another sequence branches off. The returned
+        match holds until the next insert or evict unless locked. Raises InternalFault when `runs` are not
+        exactly the slots of `tokens`, or these are no whole pages."""
         packed = _packed(tokens)
         if len(packed) % self.page_size or total(runs) != len(packed):
             raise InternalFault(
@@ -150,8 +239,7 @@ class RadixCache(PrefixCache):
     def _root(self, key: str | None) -> Node:
         root = self._roots.get(key)
         if root is None:
-            root = self._roots[key] = Node(0, None, array("q"), ())
-            root.key = key
+            root = self._roots[key] = Node(0, None, array("q"), (), 0, 0, key)
         return root
 
     def _may_lengthen(self, leaf: Node, held: Match | None) -> bool:
@@ -170,7 +258,7 @@ class RadixCache(PrefixCache):
 
     def _grow(self, parent: Node, tokens: array[int], runs: tuple[Run, ...]) -> Node:
         self._leaves.discard(parent)  # it is a leaf no longer
-        leaf = Node(self._next_id(), parent, tokens, runs)
+        leaf = Node(self._next_id(), parent, tokens, runs, len(tokens), parent.start + parent.length)
         leaf.created = self._clock + 1  # as _touch is about to count
         parent.children[self._edge(tokens, 0)] = leaf
         self._evictable += leaf.length
@@ -182,7 +270,7 @@ class RadixCache(PrefixCache):
         parent = node.parent
         assert parent is not None
         head, rest = split(node.runs, at)
-        upper = Node(self._next_id(), parent, node.tokens[:at], tuple(head))
+        upper = Node(self._next_id(), parent, node.tokens[:at], tuple(head), at, node.start)
         upper.locks, upper.used_at, upper.created = node.locks, node.used_at, node.created
         upper.hits, upper.priority = node.hits, node.priority
         parent.children[self._edge(upper.tokens, 0)] = upper
@@ -263,11 +351,11 @@ class RadixCache(PrefixCache):
         return self.evict(self._evictable)
 
     def _shorten(self, leaf: Node, keep: int) -> list[Run]:
-        kept, gone = split(leaf.runs, keep)
+        kept, dropped = split(leaf.runs, keep)
         del leaf.tokens[keep:]
         leaf.runs, leaf.length = tuple(kept), keep
         self._leaves.push(leaf)
-        return gone
+        return dropped
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
@@ -312,11 +400,11 @@ def _differing(handed: Sequence[Run], held: Sequence[Run]) -> list[Run]:
     """The slots of `handed` that are not at the same place in `held` (equally long)."""
     if tuple(handed) == tuple(held):
         return []
-    found: list[Run] = []
+    differing: list[Run] = []
     mine, theirs = join(handed), join(held)
     while mine:
         length = min(mine[0].length, theirs[0].length)
         if mine[0].start != theirs[0].start:
-            found.append(Run(mine[0].start, length))
+            differing.append(Run(mine[0].start, length))
         mine, theirs = split(mine, length)[1], split(theirs, length)[1]
-    return found
+    return differing

@@ -1,6 +1,6 @@
-"""The decode side of split prefill and decode, as a stage of the one scheduler: a request gets slots for its
-prompt (DecodePreallocQueue), the prefill side fills them (DecodeTransferQueue), and it is let in with its KV
-and its first token. Who has to make way keeps its KV in host memory.
+"""The decode side of split prefill and decode, as a stage of the scheduler: a request gets slots for its
+prompt (DecodePreallocQueue), the prefill side fills them (DecodeTransferQueue), and it is admitted with its
+KV and its first token. Retracted requests keep their KV in host memory.
 """
 
 from __future__ import annotations
@@ -8,133 +8,117 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.cache.manager import CacheManager
-from runtime.disagg.offload import HostCopies
-from runtime.disagg.peers import Peers, ended_by
+from runtime.disagg.peers import Peers, ended_by, failure_of, runs_of
 from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver
+from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput
 from runtime.scheduler.admission import SHARED
-from runtime.scheduler.report import Counters
-from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.sessions import Sessions
-from runtime.scheduler.stage import Settled, Stage
+from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 
 
-class DecodeRoom:
+@dataclass(slots=True, eq=False)
+class DecodeTransfer:
     """A request and its receiver. length: of the prompt; index: its metadata row, -1 before it has slots;
-    metadata: what came with the KV, None before that came; carries: whether KV really comes; behind: whose KV
-    it waited for."""
+    metadata: came with the KV, None before; carries: whether KV really comes; behind: the transfer whose KV
+    it waits for."""
 
-    __slots__ = ("behind", "carries", "index", "length", "metadata", "receiver", "request", "since")
-
-    def __init__(self, request: Request, receiver: KVReceiver, *, carries: bool) -> None:
-        self.request, self.receiver, self.carries = request, receiver, carries
-        self.length = request.prompt_len
-        self.index = -1
-        self.metadata: Metadata | None = None
-        self.behind: DecodeRoom | None = None
-        self.since = time.monotonic()
-
-    def failed(self) -> Settled:
-        fault = self.receiver.failure()
-        room = self.receiver.room
-        return self.request, fault or InternalFault(f"the transfer of room {room} failed for no reason")
+    request: Request
+    receiver: KVReceiver
+    carries: bool
+    length: int
+    index: int = -1
+    metadata: Metadata | None = None
+    behind: DecodeTransfer | None = None
+    since: float = field(default_factory=time.monotonic)
 
 
-class DecodePreallocQueue:
-    """Requests without slots, in order of arrival. `reserved`: slots that each request further on keeps for
-    its output."""
+class DecodePreallocQueue(dict[int, DecodeTransfer]):
+    """Requests without slots by seq, in order of arrival. `reserved`: slots that each admitted request keeps
+    for its output."""
 
     def __init__(self, manager: CacheManager, peers: Peers, reserved: int) -> None:
+        super().__init__()
         self._manager, self._peers, self._reserved = manager, peers, reserved
-        self._rooms: dict[int, DecodeRoom] = {}
-
-    def __len__(self) -> int:
-        return len(self._rooms)
-
-    def __contains__(self, seq: int) -> bool:
-        return seq in self._rooms
-
-    def add(self, room: DecodeRoom) -> None:
-        self._rooms[room.request.seq] = room
-
-    def remove(self, seq: int) -> DecodeRoom | None:
-        return self._rooms.pop(seq, None)
 
     def pop_preallocated(
-        self, held: list[DecodeRoom], active: Sequence[Request], *, closed: bool
-    ) -> tuple[list[DecodeRoom], list[Settled]]:
-        """Those that have slots now, taken out; and those that failed, which stay until removed. `held`: who
-        has slots and does not run; it grows by those that are given. `active`: who ran. `closed`: nobody gets
-        any now."""
-        ready: list[DecodeRoom] = []
+        self, held: list[DecodeTransfer], active: Sequence[Request], *, closed: bool
+    ) -> tuple[list[DecodeTransfer], list[Settled]]:
+        """Those that have slots now, taken out; and those that failed, which stay until removed. `held`:
+        transfers with slots whose request does not run; those returned are appended. `active`: requests that
+        were admitted. `closed`: none gets slots now."""
+        ready: list[DecodeTransfer] = []
         failed: list[Settled] = []
-        for seq, room in list(self._rooms.items()):
-            poll = room.receiver.poll()
+        for seq, transfer in list(self.items()):
+            poll = transfer.receiver.poll()
             if poll is KVPoll.Failed:
-                failed.append(room.failed())
+                failed.append((transfer.request, failure_of(transfer.receiver)))
             elif poll is KVPoll.WaitingForInput and not closed:
-                if self._has_sibling(room, held):
+                if self._has_sibling(transfer, held):
                     continue
-                if self._preallocate(room, held, active):
-                    ready.append(self._rooms.pop(seq))
-                    held.append(room)
+                if self._preallocate(transfer, held, active):
+                    ready.append(self.pop(seq))
+                    held.append(transfer)
                 else:
-                    closed = True  # nobody behind it is tried, or a long prompt would never find room
+                    closed = True  # no later one is tried, or a long prompt would never get its slots
         return ready, failed
 
-    def _has_sibling(self, room: DecodeRoom, held: Sequence[DecodeRoom]) -> bool:
-        """Whether KV that it needs comes for another request: then it waits, and finds it in the cache."""
-        request, cache = room.request, self._manager.cache
-        rooms = [one for one in held if one.metadata is None and one.carries]
-        if not rooms or not room.carries or not self._manager.shares:
+    def _has_sibling(self, transfer: DecodeTransfer, held: Sequence[DecodeTransfer]) -> bool:
+        """Whether KV that it needs is coming for another request: then it waits, and gets it from the
+        cache."""
+        request, cache = transfer.request, self._manager.cache
+        others = [one for one in held if one.metadata is None and one.carries]
+        if not others or not transfer.carries or not self._manager.shares:
             return False
-        if any(one is room.behind for one in rooms):
+        if any(one is transfer.behind for one in others):
             return True
         key = request.source.extra_key
-        have = cache.probe(request.tokens[: room.length - 1], key)
+        have = cache.probe(request.tokens[: transfer.length - 1], key)
         need = have + max(SHARED, self._manager.page_size)
-        if need >= room.length:
+        if need >= transfer.length:
             return False
         head = request.tokens[:need]
-        for one in rooms:
+        for one in others:
             other = one.request
             if one.length >= need and other.source.extra_key == key and other.tokens[:need] == head:
-                room.behind = one
+                transfer.behind = one
                 return True
         return False
 
-    def _preallocate(self, room: DecodeRoom, held: Sequence[DecodeRoom], active: Sequence[Request]) -> bool:
-        """Slots for its prompt and its first token, and a metadata row. False, and none of it: not now."""
-        manager, request = self._manager, room.request
-        prompt = request.tokens[: room.length]
+    def _preallocate(
+        self, transfer: DecodeTransfer, held: Sequence[DecodeTransfer], active: Sequence[Request]
+    ) -> bool:
+        """Get slots for its prompt and its first token, and a metadata row. False, and nothing: not now."""
+        manager, request = self._manager, transfer.request
+        prompt = request.tokens[: transfer.length]
         lease = manager.open(prompt[:-1], request.source.extra_key, request.source.priority)
-        need = room.length + 1 - lease.covered
+        need = transfer.length + 1 - lease.covered
         index = None
-        if self._fits(room, need, held, active) and manager.grow(lease, need):
+        if self._fits(transfer, need, held, active) and manager.grow(lease, need):
             index = self._peers.rows.alloc()
         if index is None:
             manager.close(lease, (), 0)
             return False
-        if not room.carries:
-            lease.key = f"\0fake {request.seq}"  # what is in its slots is of no use to anybody
-        room.index = index
+        if not transfer.carries:
+            lease.key = f"\0fake {request.seq}"  # what is in its slots must not be shared
+        transfer.index = index
         request.lease = lease
         manager.transfers.append(lease)
-        room.receiver.init(lease.take(need - 1), lease.covered, index)
+        transfer.receiver.init(lease.take(need - 1), lease.covered, index)
         return True
 
     def _fits(
-        self, room: DecodeRoom, need: int, held: Sequence[DecodeRoom], active: Sequence[Request]
+        self, transfer: DecodeTransfer, need: int, held: Sequence[DecodeTransfer], active: Sequence[Request]
     ) -> bool:
-        """Whether those further on keep what they need: each its reserve, and each by itself all that it may
-        come to need, if all others that run made way for it."""
+        """Whether the requests before it keep what they need: each its reserve, and each by itself all that
+        it may need, if all others that run are retracted."""
         requests = [*active, *[one.request for one in held]]
         if not requests:
             return True
@@ -142,68 +126,89 @@ class DecodePreallocQueue:
         if self._manager.available - self._manager.allocator.ceil(need) < reserve:
             return False
         ceil = self._manager.allocator.ceil
-        pinned = sum(ceil(one.length + 1) for one in (*held, room))
-        most = max(ceil(request.most) for request in (*requests, room.request))
+        pinned = sum(ceil(one.length + 1) for one in (*held, transfer))
+        most = max(ceil(request.most) for request in (*requests, transfer.request))
         return pinned + most <= self._manager.slots
 
 
-class DecodeTransferQueue:
-    """Requests whose slots are being filled."""
+class DecodeTransferQueue(dict[int, DecodeTransfer]):
+    """Requests by seq whose slots are being filled."""
 
     def __init__(self, peers: Peers) -> None:
+        super().__init__()
         self._peers = peers
-        self.rooms: dict[int, DecodeRoom] = {}
 
-    def __len__(self) -> int:
-        return len(self.rooms)
-
-    def add(self, room: DecodeRoom) -> None:
-        self.rooms[room.request.seq] = room
-
-    def remove(self, seq: int) -> DecodeRoom | None:
-        return self.rooms.pop(seq, None)
-
-    def pop_transferred(self) -> tuple[list[DecodeRoom], list[Settled]]:
-        """Those whose KV and metadata are there, taken out; and those that failed, which stay until
+    def pop_transferred(self) -> tuple[list[DecodeTransfer], list[Settled]]:
+        """Those whose KV and metadata have arrived, taken out; and those that failed, which stay until
         removed."""
-        ready: list[DecodeRoom] = []
+        ready: list[DecodeTransfer] = []
         failed: list[Settled] = []
-        for seq, room in list(self.rooms.items()):
-            match room.receiver.poll():
+        for seq, transfer in list(self.items()):
+            receiver = transfer.receiver
+            match receiver.poll():
                 case KVPoll.Failed:
-                    failed.append(room.failed())
+                    failed.append((transfer.request, failure_of(receiver)))
                 case KVPoll.Success:
                     try:
-                        room.metadata = self._peers.rows.buffers.read(room.index, room.receiver.room)
+                        transfer.metadata = self._peers.rows.buffers.read(
+                            transfer.index, receiver.bootstrap_id
+                        )
                     except RuntimeFault as fault:
-                        failed.append((room.request, fault))
+                        failed.append((transfer.request, fault))
                         continue
-                    if room.metadata is not None:
-                        ready.append(self.rooms.pop(seq))
+                    if transfer.metadata is not None:
+                        ready.append(self.pop(seq))
         return ready, failed
 
 
-class DecodeStage(Stage):
-    """Requests without a room are answered by this engine alone."""
+class HostCopies(dict[int, memoryview]):
+    """KV of retracted requests in host memory, by seq, so that it need not be computed again. A copy is
+    dropped with its request."""
 
-    def __init__(
-        self,
-        manager: CacheManager,
-        counters: Counters,
-        deadlines: Deadlines[Request],
-        sessions: Sessions,
-        *,
-        peers: Peers,
-        reserved: int,
-    ) -> None:
-        super().__init__(manager, counters, deadlines, sessions)
+    def __init__(self, manager: CacheManager, memory: KVMemory) -> None:
+        super().__init__()
+        self._manager, self._memory = manager, memory
+        self._heads = memory.layout.span
+        self._token_bytes = memory.layout.token_bytes(memory.layout.heads)
+
+    def save(self, request: Request) -> bool:
+        """Copy what it has computed, before it loses its slots. Not while a step is under way."""
+        if request.lease is None or not request.computed:
+            return False
+        runs = runs_of(request.lease, self._manager.cache, 0, request.computed)
+        self[request.seq] = self._memory.read(runs, self._heads, "token")
+        return True
+
+    def restore(self, request: Request) -> bool:
+        """It has slots again: write the part of the copy that the cache lacks into them."""
+        copy = self.pop(request.seq, None)
+        lease = request.lease
+        if copy is None or lease is None:
+            return False
+        start = request.computed
+        end = min(copy.nbytes // self._token_bytes, request.matchable)
+        if end > start:
+            runs = lease.take(end - start)
+            size = self._token_bytes
+            self._memory.write(runs, self._heads, "token", copy[start * size : end * size])
+            lease.settle()
+            request.computed = end
+            self._manager.publish(lease, request.tokens, request.settled)
+        return True
+
+
+class DecodeStage(Stage):
+    """Requests without a bootstrap server are answered by this engine alone."""
+
+    def __init__(self, parts: SchedulerParts, *, peers: Peers, reserved: int) -> None:
+        super().__init__(parts)
         self._peers, self._figures = peers, peers.figures
-        self._prealloc = DecodePreallocQueue(manager, peers, reserved)
+        self._prealloc = DecodePreallocQueue(self.manager, peers, reserved)
         self._transfers = DecodeTransferQueue(peers)
-        self._done: dict[int, DecodeRoom] = {}  # all is there, not let in yet
-        self._active: dict[int, Request] = {}  # let in, running or retracted
+        self._arrived: dict[int, DecodeTransfer] = {}  # complete, not admitted yet
+        self._active: dict[int, Request] = {}  # admitted: running or retracted
         self._first: list[tuple[Request, Sample | None]] = []
-        self._copies = HostCopies(manager, peers.memory)
+        self._copies = HostCopies(self.manager, peers.memory)
         self._farewells: list[tuple[KVReceiver, str]] = []  # of requests that ended before the two sides met
 
     @property
@@ -212,11 +217,11 @@ class DecodeStage(Stage):
 
     @property
     def delivered(self) -> bool:
-        return bool(self._done)
+        return bool(self._arrived)
 
     def refused(self, source: TokenizedGenerateReqInput, fault: RuntimeFault) -> None:
         if source.bootstrap is not None:
-            with suppress(BadRequest):  # a room in use is another request's, or the host may not be named
+            with suppress(BadRequest):  # the id belongs to another request, or the host is not allowed
                 receiver = self._peers.receiver(source.bootstrap)
                 self._farewells.append((receiver, f"refused by the decode engine: {fault}"))
 
@@ -226,39 +231,39 @@ class DecodeStage(Stage):
             return
         request.forgo_prompt_scores()
         carries = self._peers.manager(bootstrap).carries
-        self._prealloc.add(DecodeRoom(request, self._peers.receiver(bootstrap), carries=carries))
+        receiver = self._peers.receiver(bootstrap)
+        self._prealloc[request.seq] = DecodeTransfer(request, receiver, carries, request.prompt_len)
 
     def poll(self, now: float) -> Iterable[Settled]:
         if self._farewells:
-            self._farewells = [one for one in self._farewells if not _told(*one)]
+            self._farewells = [one for one in self._farewells if not _aborted(*one)]
         if not (self._prealloc or self._transfers):
             return ()
         ready, settled = self._transfers.pop_transferred()
-        for room in ready:
+        for transfer in ready:
             try:
-                self._commit(room)
+                self._commit(transfer)
             except RuntimeFault as fault:
-                settled.append((room.request, fault))
-            self._done[room.request.seq] = room
-        held = [*self._transfers.rooms.values(), *self._done.values()]
-        # Who was retracted comes first.
+                settled.append((transfer.request, fault))
+            self._arrived[transfer.request.seq] = transfer
+        held = [*self._transfers.values(), *self._arrived.values()]
+        # Retracted requests come first.
         closed = bool(self._copies)
         begun, failed = self._prealloc.pop_preallocated(held, list(self._active.values()), closed=closed)
-        for room in begun:
-            self._transfers.add(room)
+        self._transfers |= {transfer.request.seq: transfer for transfer in begun}
         return settled + failed
 
     def before_first_decode(self, request: Request) -> bool:
-        return request.seq not in self._prealloc and request.seq not in self._transfers.rooms
+        return request.seq not in self._prealloc and request.seq not in self._transfers
 
     def admitted(self, request: Request, now: float) -> None:
         self._active[request.seq] = request
-        room = self._done.pop(request.seq, None)
-        if room is not None:
-            metadata = room.metadata
+        transfer = self._arrived.pop(request.seq, None)
+        if transfer is not None:
+            metadata = transfer.metadata
             assert metadata is not None
             request.cached = min(metadata.cached_tokens, request.prompt_len)
-            sample = _first(request, metadata)
+            sample = _first_sample(request, metadata)
             if sample is None and request.ending is None and request.computed == len(request.tokens):
                 self._recompute_last(request)
             self._first.append((request, sample))
@@ -279,24 +284,27 @@ class DecodeStage(Stage):
     def closing(self, request: Request, reason: FinishReason) -> None:
         seq = request.seq
         self._active.pop(seq, None)
-        self._copies.drop(request)
-        room = self._prealloc.remove(seq) or self._transfers.remove(seq) or self._done.pop(seq, None)
-        if room is None:
+        self._copies.pop(seq, None)
+        transfer = (
+            self._prealloc.pop(seq, None) or self._transfers.pop(seq, None) or self._arrived.pop(seq, None)
+        )
+        if transfer is None:
             return
         if reason.type == "abort":
             self._figures.failed += 1
-        self._farewells.append((room.receiver, ended_by("decode", reason)))
-        self._farewells = [one for one in self._farewells if not _told(*one)]
-        self._free_row(room)
+        self._farewells.append((transfer.receiver, ended_by("decode", reason)))
+        self._farewells = [one for one in self._farewells if not _aborted(*one)]
+        self._free_row(transfer)
 
     def void(self) -> Iterable[Settled]:
         lost: list[Settled] = []
-        for room in self._transfers.rooms.values():
-            room.receiver.abort("the decode engine's slots are void")
-            lost.append((room.request, InternalFault("the KV of its prompt is void", hint="send it again")))
-        for room in self._done.values():  # it computes its prompt itself
-            room.request.computed = 0
-        self._done.clear()
+        for transfer in self._transfers.values():
+            transfer.receiver.abort("the decode engine's slots are void")
+            fault = InternalFault("the KV of its prompt is void", hint="send it again")
+            lost.append((transfer.request, fault))
+        for transfer in self._arrived.values():  # these compute their prompts themselves
+            transfer.request.computed = 0
+        self._arrived.clear()
         return lost
 
     def state(self) -> Mapping[str, Any]:
@@ -307,51 +315,51 @@ class DecodeStage(Stage):
             **self._peers.state(),
         }
 
-    def _commit(self, room: DecodeRoom) -> None:
-        """The prompt's KV is in the request's slots. Without a first token its last token is computed again
-        here, so it is left out."""
-        request, metadata = room.request, room.metadata
-        self._free_row(room)
+    def _commit(self, transfer: DecodeTransfer) -> None:
+        """The prompt's KV is in the request's slots. Without a first token the last token of the prompt is
+        computed again here, for its logits."""
+        request, metadata = transfer.request, transfer.metadata
+        self._free_row(transfer)
         lease = request.lease
         assert lease is not None
         assert metadata is not None
         lease.settle()
-        request.computed = room.length
+        request.computed = transfer.length
         if not metadata.output_ids:
             lease.rewind()
             request.computed -= 1
-        # Of a constrained request whose log-probabilities are wanted the last token may be computed again.
+        # Of a constrained request with log-probabilities the last token may be computed again.
         self.manager.publish(lease, request.tokens, request.computed - request.returns_logprobs)
-        self._figures.moved(room.length, time.monotonic() - room.since)
+        self._figures.moved(transfer.length, time.monotonic() - transfer.since)
 
     def _recompute_last(self, request: Request) -> None:
-        """The first token that came is of no use; its logits are wanted again."""
+        """The first token that came cannot be used; its logits are needed again."""
         lease = request.lease
         assert lease is not None
         request.computed = self.manager.cut(lease, request.tokens, request.computed, len(request.tokens) - 1)
 
-    def _free_row(self, room: DecodeRoom) -> None:
-        if room.index >= 0:
-            self._peers.rows.release(room.index)
-            room.index = -1
+    def _free_row(self, transfer: DecodeTransfer) -> None:
+        if transfer.index >= 0:
+            self._peers.rows.release(transfer.index)
+            transfer.index = -1
 
 
-def _told(receiver: KVReceiver, why: str) -> bool:
-    """End it, once the other side can be told; whether it has ended."""
+def _aborted(receiver: KVReceiver, why: str) -> bool:
+    """Abort it, if the other side can be notified; returns whether it has ended."""
     if receiver.poll() is KVPoll.Bootstrapping:
         return False
     receiver.abort(why)
     return True
 
 
-def _first(request: Request, metadata: Metadata) -> Sample | None:
-    """The first token, where it is this request's next one."""
+def _first_sample(request: Request, metadata: Metadata) -> Sample | None:
+    """The first token, if it is this request's next one."""
     guide = request.guide
     if (
         not metadata.output_ids
         or request.ending is not None
         or request.produced
-        or request.heal is not None
+        or request.healing is not None
         or (guide is not None and guide.dead_end)
     ):
         return None

@@ -1,5 +1,5 @@
-"""Peers: this engine's end of a pair: its transfers, its metadata rows, its pool's bytes, and whom it may
-talk to."""
+"""Peers: this engine's end of a pair: its transfers, its metadata rows, its pool's bytes, and the allowed
+hosts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from typing import Any
 
 from runtime.cache.manager import Lease
 from runtime.cache.prefix_cache import PrefixCache
-from runtime.disagg.transfer.kv_manager import FAKE_BOOTSTRAP_HOST, KVManager, KVReceiver, KVSender
+from runtime.disagg.transfer.kv_manager import (
+    FAKE_BOOTSTRAP_HOST,
+    KVManager,
+    KVReceiver,
+    KVSender,
+    TransferEnd,
+)
 from runtime.disagg.transfer.memory import KVMemory, cut
 from runtime.disagg.transfer.metadata import MetadataAllocator
 from runtime.plan import Run
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import Bootstrap, FinishReason
 
 
 @dataclass(slots=True)
 class Figures:
-    """Totals since the start: requests, prompt tokens, seconds (from coming to the end of the transfer)."""
+    """Totals since the start: requests, prompt tokens, seconds (from arrival to the end of the transfer)."""
 
     requests: int = 0
     failed: int = 0
@@ -48,8 +54,8 @@ class Figures:
 
 
 class Hosts:
-    """Which hosts a request may name: this machine's own addresses, and those `allowed` ("*": all). Whoever
-    can send requests could otherwise have this engine connect anywhere."""
+    """Which hosts a request may name: this machine's addresses, and those `allowed` ("*": all). Otherwise a
+    request could make this engine connect anywhere."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._all = "*" in allowed
@@ -58,7 +64,7 @@ class Hosts:
     def check(self, host: str) -> None:
         """Raise BadRequest for a host that may not be named. Looks up no name."""
         name = bare(host)
-        if not self._all and name not in self._known and not is_own(name):
+        if not self._all and name not in self._known and not is_local(name):
             raise BadRequest(
                 f"{host!r} is neither this machine nor an allowed host",
                 where="bootstrap_host",
@@ -70,7 +76,7 @@ def bare(host: str) -> str:
     return host.strip().removeprefix("[").removesuffix("]").lower()
 
 
-def is_own(host: str) -> bool:
+def is_local(host: str) -> bool:
     """Whether it is an address of this machine, as text."""
     try:
         address = ipaddress.ip_address(host)
@@ -88,8 +94,8 @@ def is_own(host: str) -> bool:
 
 
 class Peers:
-    """transfers: the real ones; fake: those of requests that have no other side. rows: metadata rows of this
-    side. memory: the pool. bootstrap: where this engine's bootstrap server is, which `close` ends; None on
+    """transfers: the real ones; fake: for requests without another side. rows: metadata rows of this side.
+    memory: the pool. bootstrap: the address of this engine's bootstrap server, which `close` ends; None on
     the decode side."""
 
     def __init__(
@@ -110,11 +116,11 @@ class Peers:
         return self.fake if bare(bootstrap.host) == FAKE_BOOTSTRAP_HOST else self.transfers
 
     def sender(self, bootstrap: Bootstrap) -> KVSender:
-        """Raises BadRequest: the room is in use."""
+        """Raises BadRequest: the id is in use."""
         return self.manager(bootstrap).sender(bootstrap.room)
 
     def receiver(self, bootstrap: Bootstrap) -> KVReceiver:
-        """Raises BadRequest: the room is in use, or the host may not be named."""
+        """Raises BadRequest: the id is in use, or the host is not allowed."""
         manager = self.manager(bootstrap)
         if manager is self.transfers:
             self.hosts.check(bootstrap.host)
@@ -142,8 +148,12 @@ def runs_of(lease: Lease, cache: PrefixCache, start: int, end: int) -> list[Run]
     return cut([*runs, *lease.written()], start, end - start)
 
 
+def failure_of(end: TransferEnd) -> RuntimeFault:
+    return end.failure() or InternalFault(f"the transfer of room {end.bootstrap_id} failed for no reason")
+
+
 def ended_by(side: str, reason: FinishReason) -> str:
-    """What the other side is told of a request that ended here."""
+    """The message to the other side about a request that ended here."""
     if reason.error is None:
         return f"ended by the {side} engine"
     return f"ended by the {side} engine: {reason.error.get('message')}"

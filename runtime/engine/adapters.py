@@ -34,7 +34,9 @@ class Adapters:
         self._targets: dict[str, list[Target]] = {}
         for linear in method.linears:
             for part in linear.parts:
-                self._targets.setdefault(plain(part.name), []).append(Target(part, linear.inputs, linear.own))
+                self._targets.setdefault(plain(part.name), []).append(
+                    Target(part, linear.inputs, linear.local)
+                )
 
     @classmethod
     def of(cls, method: Adapted, config: RunnerConfig) -> Adapters:

@@ -1,22 +1,28 @@
-"""Batch: a StepPlan as flat tensors, and the validation of the plan.
-
-Knows the plan and the vocabulary's size; not the model, not sampling.
+"""Batch: a StepPlan as flat tensors, the validation of the plan, and the results of its rows from the outputs
+of the pass. Knows the plan and the vocabulary's size; not the model, not sampling.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from runtime.engine.sampling.logprobs import ScoreRequest
+from runtime.engine.sampling.logprobs import (
+    NOT_FINITE,
+    Pairs,
+    ScoreRequest,
+    Scores,
+    scores_of,
+    temperatures_of_scores,
+)
 from runtime.kernels.device import to_device
 from runtime.models.vision.store import ImageStore
-from runtime.plan import MediaSpan, Row, StepPlan
+from runtime.plan import MediaSpan, Row, RowResult, Sample, StepPlan
 from runtime.protocol.errors import InternalFault
 
 _SHOWN: dict[str, Callable[[int], int]] = {
@@ -170,34 +176,34 @@ def check(
     for index, (row, length) in enumerate(zip(plan.rows, covered)):
         if length == row.position and _usual(row, vocab_size, slots):
             continue
-        where = f"step plan, row {index} (sequence {row.seq})"
+        row_name = f"step plan, row {index} (sequence {row.seq})"
         if not row.tokens:
-            raise InternalFault("the row has no tokens", where=where)
+            raise InternalFault("the row has no tokens", where=row_name)
         if length != row.position:
             raise InternalFault(
-                f"its segments hold {length} tokens, its position is {row.position}", where=where
+                f"its segments hold {length} tokens, its position is {row.position}", where=row_name
             )
         if sum(run.length for run in row.slots) != len(row.tokens):
-            raise InternalFault(f"slots {row.slots} do not fit its {len(row.tokens)} tokens", where=where)
+            raise InternalFault(f"slots {row.slots} do not fit its {len(row.tokens)} tokens", where=row_name)
         if any(run.start < 0 or run.start + run.length > slots for run in row.slots):
-            raise InternalFault(f"slots {row.slots} leave the pool of {slots} slots", where=where)
+            raise InternalFault(f"slots {row.slots} leave the pool of {slots} slots", where=row_name)
         if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
-            raise InternalFault(f"an input id is outside the vocabulary of {vocab_size}", where=where)
+            raise InternalFault(f"an input id is outside the vocabulary of {vocab_size}", where=row_name)
         if any(
             not 0 <= token < len(row.tokens) or not 0 <= target < vocab_size for token, target in row.scores
         ):
             raise InternalFault(
-                f"scores {row.scores} point outside its tokens or the vocabulary", where=where
+                f"scores {row.scores} point outside its tokens or the vocabulary", where=row_name
             )
         if not 0 <= row.drafts < len(row.tokens) or (row.drafts and not row.sample):
-            raise InternalFault(f"{row.drafts} of its {len(row.tokens)} tokens are drafts", where=where)
+            raise InternalFault(f"{row.drafts} of its {len(row.tokens)} tokens are drafts", where=row_name)
         if row.adapter and row.adapter not in adapters:
-            raise InternalFault(f"the adapter {row.adapter} is not loaded", where=where)
+            raise InternalFault(f"the adapter {row.adapter} is not loaded", where=row_name)
         if row.media:
-            _check_media(row, images, where)
+            _check_media(row, images, row_name)
         if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
             raise InternalFault(
-                f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=where
+                f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=row_name
             )
 
 
@@ -210,15 +216,76 @@ def _usual(row: Row, vocab_size: int, slots: int) -> bool:
     return plain and size == 1 and 0 <= start < slots and 0 <= row.tokens[0] < vocab_size
 
 
-def _check_media(row: Row, images: ImageStore | None, where: str) -> None:
+def _check_media(row: Row, images: ImageStore | None, row_name: str) -> None:
     if images is None:
-        raise InternalFault("the model takes no media", where=where)
+        raise InternalFault("the model takes no media", where=row_name)
     at = 0
     for span in row.media:
         if span.item not in images:
-            raise InternalFault(f"the picture {span.item} is not loaded", where=where)
+            raise InternalFault(f"the picture {span.item} is not loaded", where=row_name)
         whole = images.tokens(span.item)
         within = span.offset >= 0 and span.length > 0 and span.offset + span.length <= whole
         if not within or span.first < at or span.first + span.length > len(row.tokens):
-            raise InternalFault(f"{span} does not fit the row, or the picture's {whole} tokens", where=where)
+            raise InternalFault(
+                f"{span} does not fit the row, or the picture's {whole} tokens", where=row_name
+            )
         at = span.first + span.length
+
+
+_NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())
+
+
+def parts_of(
+    batch: Batch, hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab: int, scaled: bool
+) -> tuple[Tensor, Scores, Tensor, Tensor]:
+    """Split the hidden states of the batch's output_indices [output_indices, hidden_size]: those to sample
+    from, the scores, those to return, and those to sample from after drafts. scaled: scores of output tokens
+    use their row's temperature."""
+    count = len(batch.sampled)
+    if batch.output_indices is None:
+        nothing = hidden[:0]
+        return hidden, Scores(nothing, [], []), nothing, nothing
+    scored = count + batch.targets.shape[0]
+    shown = scored + sum(batch.shown)
+    scales = scaled and batch.score_requests
+    temperatures = temperatures_of_scores(batch.plan.rows, hidden.device) if scales else None
+    if batch.score_requests:
+        scores = scores_of(
+            hidden[count:scored], batch.targets, batch.score_requests, logits, vocab, temperatures
+        )
+    else:
+        scores = Scores(hidden.new_empty(0, dtype=torch.float32), [], [])
+    return hidden[:count], scores, hidden[scored:shown].float(), hidden[shown:]
+
+
+def results_of(
+    batch: Batch, sampled: Sequence[tuple[Sample, ...] | str], scores_of_rows: Scores, hidden: Tensor
+) -> tuple[RowResult, ...]:
+    """sampled: of the batch's sampled rows; scores_found, hidden [shown, hidden_size]: the other outputs that
+    rows asked for, concatenated by row."""
+    by_row = dict(zip(batch.sampled, sampled))
+    values = scores_of_rows.values.tolist() if len(scores_of_rows.values) else []  # nothing to wait for
+    at, shown, results = 0, 0, []
+    for index, row in enumerate(batch.plan.rows):
+        samples = by_row.get(index, ())
+        error = samples if isinstance(samples, str) else None
+        scores, tops, score_ids = _NO_SCORES
+        states: list[list[float]] = []
+        if row.scores:
+            end = at + len(row.scores)
+            scores, tops = tuple(values[at:end]), tuple(scores_of_rows.tops[at:end])
+            score_ids = tuple(scores_of_rows.ids[at:end])
+            if any(value != value for value in scores):
+                error = NOT_FINITE
+            at = end
+        if count := batch.shown[index]:
+            mine = hidden[shown : shown + count]
+            states = mine.tolist()
+            if not mine.isfinite().all():
+                error = NOT_FINITE
+            shown += count
+        if error is not None or isinstance(samples, str):
+            results.append(RowResult(error=error))
+            continue
+        results.append(RowResult(samples, scores, tops, score_ids, tuple(map(tuple, states))))
+    return tuple(results)

@@ -24,7 +24,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.disagg.transfer.memory import KVMemory
 from runtime.engine.runner import TorchRunner
-from runtime.plan import Adapter, Image, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
+from runtime.plan import Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
@@ -57,6 +57,11 @@ class DraftingRunner:
             raise InternalFault(f"{self._scratch} slots for guesses of {rows} rows", where="draft model")
         self._plan: StepPlan | None = None
         self._draft_path = draft_path
+        self.device, self.slots, self.vocab_size = target.device, target.slots, target.vocab_size
+        # The small model guesses without adapters and images, and keeps its weights.
+        self.verify, self.done, self.update_weights = target.verify, target.done, target.update_weights
+        self.load_adapter, self.unload_adapter = target.load_adapter, target.unload_adapter
+        self.load_images, self.drop_images = target.load_images, target.drop_images
 
     @property
     def kv_memory(self) -> KVMemory:
@@ -102,27 +107,9 @@ class DraftingRunner:
             raise
         return cls(target, draft, config.draft_tokens, small.max_position_embeddings, draft_path=str(folder))
 
-    @property
-    def device(self) -> str:
-        return self._target.device
-
-    @property
-    def slots(self) -> int:
-        return self._target.slots
-
-    @property
-    def vocab_size(self) -> int:
-        return self._target.vocab_size
-
-    def verify(self, params: SamplingParams) -> None:
-        self._target.verify(params)
-
     def launch(self, plan: StepPlan) -> None:
         self._target.launch(plan)
         self._plan = plan
-
-    def done(self) -> bool:
-        return self._target.done()
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
         plan, self._plan = self._plan, None
@@ -140,24 +127,6 @@ class DraftingRunner:
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
         self._target.copy_slots(pairs)
         self._draft.copy_slots(pairs)
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        """For the large model; the small one guesses without it."""
-        self._target.load_adapter(adapter)
-
-    def unload_adapter(self, number: int) -> None:
-        self._target.unload_adapter(number)
-
-    def load_images(self, images: Sequence[Image]) -> None:
-        """For the large model; the small one guesses without them."""
-        self._target.load_images(images)
-
-    def drop_images(self, numbers: Sequence[int]) -> None:
-        self._target.drop_images(numbers)
-
-    def update_weights(self, path: str) -> None:
-        """Of the large model; the small one is not changed."""
-        self._target.update_weights(path)
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
         """Of both models."""

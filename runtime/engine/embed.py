@@ -17,7 +17,6 @@ from runtime.config.encoder import EncoderSpec
 from runtime.config.pooling import ENCODER_DEFAULT, Pooling
 from runtime.config.runner import RunnerConfig
 from runtime.engine import memory
-from runtime.engine.device import pick_device, pick_dtype
 from runtime.layers.dense import Dense
 from runtime.models.encoder import Encoder, TextBatch
 from runtime.plan import Text, TextResult
@@ -47,8 +46,8 @@ class TorchTextRunner:
         directory = Path(os.path.expanduser(path))
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        device = pick_device(config.device)
-        dtype = pick_dtype(config.dtype, device)
+        device = memory.pick_device(config.device)
+        dtype = memory.pick_dtype(config.dtype, device)
         needed, free = weight_bytes(spec, dtype), memory.available_bytes(device)
         if needed > free:
             raise ModelLoadError(

@@ -46,7 +46,7 @@ from runtime.ipc.plans import (
     arguments_of,
 )
 from runtime.ipc.wire import Wire
-from runtime.plan import DecoderRunner, TokenMask
+from runtime.plan import Runner, TokenMask
 from runtime.protocol.console import set_title
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
@@ -125,7 +125,7 @@ class Follower:
         inbox: Inbox,
         outbox: Outbox,
         masks: MaskReader,
-        runner: DecoderRunner,
+        runner: Runner,
         profiler: Any,
         world: World | None = None,
     ) -> None:
@@ -182,14 +182,14 @@ class Follower:
 
     def _call(self, order: Call) -> None:
         """This class implements some of the names in CALLS, the runner the others."""
-        own: dict[str, Callable[..., Any]] = {
+        here: dict[str, Callable[..., Any]] = {
             "verify": self._verify,
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
         }
         try:
             arguments = arguments_of(order)
-            act = own.get(order.name) or getattr(self._runner, order.name)
+            act = here.get(order.name) or getattr(self._runner, order.name)
             data = act(*arguments)
         except Exception as error:
             if not order.answered:
@@ -276,7 +276,7 @@ def _end_with_parent(file: int | None, parent: int) -> None:
     os._exit(0)
 
 
-def _load(start: Start, kv_file: int | None) -> tuple[DecoderRunner, Any, Ready]:
+def _load(start: Start, kv_file: int | None) -> tuple[Runner, Any, Ready]:
     kind = PARTS.load("runner" if start.config.draft_model is None else "drafting")
     runner = kind.load(start.path, start.spec, start.config, beside=False, kv_file=kv_file, world=start.world)
     ready = Ready(runner.slots, runner.vocab_size, runner.device, runner.kv_memory.mapping)

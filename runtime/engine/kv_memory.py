@@ -15,8 +15,8 @@ from runtime.disagg.transfer.memory import (
     KVMapping,
     KVMemory,
     Order,
-    check_place,
     check_size,
+    check_slots,
     size_of,
 )
 from runtime.plan import Run
@@ -95,7 +95,7 @@ class TensorMemory(KVMemory):
         stream.synchronize()
 
     def _parts(self, runs: Sequence[Run], heads: range) -> list[Tensor]:
-        check_place(self.layout, self.slots, runs, heads)
+        check_slots(self.layout, self.slots, runs, heads)
         first = heads.start - self.layout.first
         selected = self._view[:, :, :, first : first + len(heads)]
         return [selected[run.start : run.start + run.length] for run in runs]

@@ -1,4 +1,4 @@
-"""How much memory is available, and how many KV slots fit. Knows no model beyond its ModelSpec."""
+"""What a model gets of the machine: device, dtypes, memory, KV slots, and how its matrices are stored."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from pathlib import Path
 
 import torch
 
+from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
 from runtime.config.parts.quantization import FROM_ANY
-from runtime.layers.dense import can_pack
-from runtime.protocol.errors import ModelLoadError
+from runtime.config.runner import RunnerConfig
+from runtime.layers.dense import Dense, can_pack
+from runtime.layers.linear import LinearMethod
+from runtime.layers.lora.linear import Adapted
+from runtime.layers.quantised.choose import method_for
+from runtime.models.decoder import Decoder
+from runtime.parallel import Group
+from runtime.protocol.errors import ModelLoadError, RuntimeFault
 
 DEFAULT_SLOTS_AT_MOST = {"cpu": 65_536, "cuda": 2_000_000}
 SLOTS_AT_LEAST = 64
@@ -22,6 +29,46 @@ PACK_AT_MOST = 0.25  # share of free memory for a second copy of the matrices
 EXPAND_AT_MOST = 0.5  # share of free memory for the dequantised matrices of a checkpoint
 SCALES = 1.07  # size with scales and offsets relative to the codes alone, for groups of about 64
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def pick_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
+    """`auto`: CUDA if available. With several ranks each has a GPU of its own. Raises ModelLoadError if it
+    cannot be used."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks > 1 and name == "cuda":
+        count = torch.cuda.device_count()
+        if 0 < count < ranks:
+            raise ModelLoadError(
+                f"{ranks} ranks need a GPU each, there are {count}",
+                where="tp_size",
+                hint="device='cpu' computes without",
+            )
+        name = f"cuda:{rank}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts if it was built without the backend
+        raise ModelLoadError(f"device {name!r} cannot be used: {error}", where="device") from error
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: float32 on CPUs, in which the rest of a batch changes only the last bits of a result."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def kv_dtype(name: str, computed: torch.dtype) -> torch.dtype:
+    """The dtype of the KV pool for a model computed in `computed`."""
+    kept = {
+        "auto": computed,
+        "bfloat16": torch.bfloat16,
+        "fp8_e4m3": torch.float8_e4m3fn,
+        "fp8_e5m2": torch.float8_e5m2,
+    }
+    return kept[name]
 
 
 def available_bytes(device: torch.device) -> int:
@@ -80,7 +127,7 @@ def check_weights_fit(
     spec: ModelSpec,
     dtype: torch.dtype,
     device: torch.device,
-    where: str,
+    path: str,
     ranks: int = 1,
     bits: int | None = None,
 ) -> None:
@@ -92,7 +139,7 @@ def check_weights_fit(
     if needed > free:
         raise ModelLoadError(
             f"the weights need {_gib(needed)} as {dtype}, {_gib(free)} are free on {device}",
-            where=where,
+            where=path,
             hint="use a smaller model or dtype='bfloat16'",
         )
 
@@ -124,7 +171,7 @@ def expands(wish: str, weights: int, device: torch.device) -> bool:
 
 
 def slots_for(
-    each: int, device: torch.device, requested: int | None, fraction: float, where: str, ranks: int = 1
+    each: int, device: torch.device, requested: int | None, fraction: float, path: str, ranks: int = 1
 ) -> int:
     """The number of KV slots of `each` bytes: `requested`, or as many as `fraction` of the free memory holds,
     up to a cap. On the CPU each of `ranks` allocates as many. Raises ModelLoadError if they do not fit, or
@@ -137,7 +184,7 @@ def slots_for(
             raise ModelLoadError(
                 f"max_total_tokens={requested} needs {_gib(requested * each)}, "
                 f"{_gib(free)} are free on {device}",
-                where=where,
+                where=path,
                 hint=f"at most {free // each} fit",
             )
         return requested
@@ -145,10 +192,54 @@ def slots_for(
     if slots < SLOTS_AT_LEAST:
         raise ModelLoadError(
             f"{fraction:.0%} of the {_gib(free)} free on {device} hold {slots} KV slots of {each} bytes",
-            where=where,
+            where=path,
             hint="free memory, raise memory_fraction or set max_total_tokens",
         )
     return slots
+
+
+def linear_method(
+    spec: ModelSpec, config: RunnerConfig, dtype: torch.dtype, device: torch.device, path: str
+) -> LinearMethod:
+    """Called before loading. Raises ModelLoadError if the matrices do not fit; BadRequest if an option is not
+    possible."""
+    size = weight_bytes(spec, dtype)
+    expand = expands(config.expand_weights, size, device)
+    bits = code_bits(spec, config.quantization, expand=expand)
+    check_weights_fit(spec, dtype, device, path, config.tp_size, bits)
+    pack = packs(config.pack_weights, dtype, device)
+    dense = Dense(pack=pack, both=config.pack_weights == "auto" and second_copy_fits(size, device))
+    method = method_for(spec, config.quantization, dense, expand=expand)
+    if config.enable_lora:
+        return Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))
+    return method
+
+
+def read_again(directory: Path, before: Decoder, config: RunnerConfig, group: Group) -> Decoder:
+    """The same model with other weights. All ranks of the group read them; if one cannot, all fail. Raises
+    ModelLoadError."""
+    fault: RuntimeFault | None = None
+    directory = Path(os.path.expanduser(directory))
+    decoder, spec, dtype, device = before, before.spec, before.dtype, before.device
+    try:
+        if unlike := spec.unlike(ModelSpec.from_dir(directory)):
+            raise ModelLoadError(
+                f"is of another shape than the model that runs: {', '.join(unlike)} differ",
+                where=str(directory),
+                hint="start a server with it",
+            )
+        with torch.inference_mode():
+            method = linear_method(spec, config, dtype, device, str(directory))
+            decoder = Decoder.load(directory, spec, dtype, device, method, group)
+            method.tune()
+    except RuntimeFault as error:
+        fault = error
+    read = group.least(0 if fault else 1)
+    if fault is not None:
+        raise fault
+    if not read:
+        raise ModelLoadError("another rank could not read its part", where=str(directory))
+    return decoder
 
 
 def _gib(size: int) -> str:

@@ -28,6 +28,7 @@ class TorchProfiler:
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
         self._running: Any = None
+        self.recording = False
         self._file = Path()
         self._left: int | None = None
 
@@ -48,13 +49,14 @@ class TorchProfiler:
         threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         self._running = profile(activities=activities, experimental_config=threads)
         self._running.start()
+        self.recording = True
         self._left = steps
         return {"file": str(self._file)}
 
     def stop(self) -> dict[str, Any]:
         """End, and write the trace to data["file"]. Raises BadRequest if none is running, or it cannot be
         written."""
-        running, self._running = self._running, None
+        running, self._running, self.recording = self._running, None, False
         if running is None:
             raise BadRequest("no profile is being made", where="profile", hint="start one first")
         running.stop()

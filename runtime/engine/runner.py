@@ -26,20 +26,15 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.engine import memory
 from runtime.engine.adapters import Adapters
-from runtime.engine.batch import Batch
-from runtime.engine.device import current, kv_dtype, pick_device, pick_dtype
-from runtime.engine.drafts import with_draft_rows
+from runtime.engine.batch import Batch, parts_of, results_of
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.lookahead import Lookahead, Precomputed, merged, rows_ahead
-from runtime.engine.matrices import linear_method, read_again
-from runtime.engine.results import parts_of, results_of
 from runtime.engine.sampling.logprobs import Logits, Scores
-from runtime.engine.sampling.on_device import sampler_on
-from runtime.engine.sampling.rows import RowSampler
+from runtime.engine.sampling.rows import RowSampler, sampler_on, with_draft_rows
 from runtime.engine.sampling.sampler import Then, Unsampled
 from runtime.engine.threads import Here, Threads
-from runtime.kernels.device import compiled
+from runtime.kernels.device import compiled, current
 from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
 from runtime.models.vision.store import ImageStore
@@ -128,6 +123,7 @@ class TorchRunner:
         self.kv_memory = self._memory_of(attention.pool)
         self.slots, self._spare, self._again = attention.pool.slots - ahead, ahead, again
         self._decoder, self._attention, self._config, self._group = decoder, attention, config, group
+        self.device, self.vocab_size = decoder.device.type, spec.vocab_size
         self._worker: Executor = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
         )
@@ -136,7 +132,7 @@ class TorchRunner:
         self._images = None if decoder.tower is None else ImageStore(decoder.tower)
         self._passes = Passes(decoder, attention, adapters, self._images)
         positions = spec.max_position_embeddings if spec.learned_positions else sys.maxsize
-        self._lookahead = Lookahead(self._passes, self.slots, ahead, positions)
+        self._lookahead = Lookahead(self._passes, self.slots, ahead, positions) if ahead else None
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         sampler = sampler_on(decoder.device) if group.rank == 0 else Unsampled()
         self._rows = RowSampler(
@@ -175,17 +171,17 @@ class TorchRunner:
             torch.set_num_threads(config.threads)
         elif ranks > 1:  # they share the cores
             torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-        device = pick_device(config.device, world.rank, ranks)
-        dtype = pick_dtype(config.dtype, device)
+        device = memory.pick_device(config.device, world.rank, ranks)
+        dtype = memory.pick_dtype(config.dtype, device)
         group = group or Group.join(world.rank, ranks, world.file, device, world.timeout_s)
         with torch.inference_mode(), current(device):
-            method = linear_method(spec, config, dtype, device, str(directory))
+            method = memory.linear_method(spec, config, dtype, device, str(directory))
             dummy = config.load_format == "dummy"
             decoder = Decoder.load(directory, spec, dtype, device, method, group, dummy=dummy)
             adapters = None if not isinstance(method, Adapted) else Adapters.of(method, config)
             group.least(0)  # all have their weights: the free memory is for the pools
             kv_heads = len(decoder.shard.kv_heads(spec))
-            kept = kv_dtype(config.kv_cache_dtype, dtype)
+            kept = memory.kv_dtype(config.kv_cache_dtype, dtype)
             shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, kept, device, kv_file)
             kind = choose(config.attention, device, spec.head_dim)
             slots = memory.slots_for(
@@ -234,18 +230,10 @@ class TorchRunner:
             self.finish({})
         log.info("compiled kernels in %.1f s", time.perf_counter() - begin)
 
-    @property
-    def device(self) -> str:
-        """The kind of device: cpu or cuda."""
-        return self._decoder.device.type
-
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.spec.vocab_size
-
     def verify(self, params: SamplingParams) -> None:
         """Raise BadRequest if a logit processor is unknown or cannot use its parameters."""
-        self._rows.sampler.processors.verify(params, self.vocab_size)
+        if params.custom_logit_processor is not None or params.custom_params:
+            self._rows.sampler.processors.verify(params, self.vocab_size)
 
     def launch(self, plan: StepPlan) -> None:
         """Start the forward pass. Raises InternalFault, and runs nothing, if the plan is invalid."""
@@ -256,7 +244,9 @@ class TorchRunner:
         computed = torch.cuda.Event() if device.type == "cuda" else None
         with torch.inference_mode(), current(device):
             batch = self._batch(plan)
-            precomputed = self._lookahead.take(plan, self._attention.pool)
+            precomputed = None
+            if self._lookahead is not None:
+                precomputed = self._lookahead.take(plan, self._attention.pool)
         self._pending = _Pending(
             batch, self._worker.submit(self._forward, batch, precomputed, computed), computed
         )
@@ -290,7 +280,8 @@ class TorchRunner:
         begin = time.perf_counter()
         with torch.inference_mode(), current(self._decoder.device):
             rows = self._results(pending.batch, forward, masks)
-            self._lookahead.drew(rows)
+            if self._lookahead is not None:
+                self._lookahead.drew(rows)
         return StepResult(rows, forward.seconds + time.perf_counter() - begin, forward.hidden_s)
 
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
@@ -323,7 +314,7 @@ class TorchRunner:
         if self._adapters is not None:
             raise BadRequest("weights cannot be changed where LoRA adapters are taken", where="enable_lora")
         decoder = self._worker.submit(
-            read_again, Path(path), self._decoder, self._config, self._group
+            memory.read_again, Path(path), self._decoder, self._config, self._group
         ).result()
         self._use(decoder, self._attention)
 
@@ -357,7 +348,8 @@ class TorchRunner:
 
     def _use(self, decoder: Decoder, attention: Attention[KVPool]) -> None:
         whole = attention.pool.slots >= self.slots and not decoder.is_empty
-        self._lookahead.forget()
+        if self._lookahead is not None:
+            self._lookahead.forget()
         self._worker.submit(self._passes.use, decoder, attention, record=whole).result()
         self._decoder = self._rows.head = decoder
         if attention is not self._attention:
@@ -414,6 +406,6 @@ class TorchRunner:
     def _then(self, batch: Batch) -> Then | None:
         """The function that queues the next step after the draws of a decoding batch; None for other
         batches."""
-        if not self._spare or batch.output_indices is not None or len(batch.ids) > self._rows.most:
+        if self._lookahead is None or batch.output_indices is not None or len(batch.ids) > self._rows.most:
             return None
         return partial(self._lookahead.queue, batch)

@@ -1,4 +1,5 @@
-"""Which devices can run kernels, and copies between host and device. Imports no Triton."""
+"""Which devices can run kernels, the current device, and copies between host and device. Imports no
+Triton."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -21,6 +23,12 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 def compiled(device: torch.device) -> bool:
     """Whether kernels run on this device as machine code."""
     return device.type == "cuda" and not INTERPRETED and _INSTALLED
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the thread's current device, on which Triton launches kernels wherever their tensors
+    are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @functools.cache

@@ -110,8 +110,8 @@ def _plain_draw(
             relative[weights.numpy()[some] < least] = -math.inf
         if relative.max() + np.float32(MOST) < top:
             continue
-        own = np.arange(first, first + len(relative)) if tokens is None else tokens[some]
-        bits = _random(keys, own.astype(np.int32))[0]
+        tokens_here = np.arange(first, first + len(relative)) if tokens is None else tokens[some]
+        bits = _random(keys, tokens_here.astype(np.int32))[0]
         # An upper bound: an exponential variate is at least its share, whose bits bound its logarithm.
         most = _bits(_share(bits)) * np.float32(-LN2 / (1 << 23)) + np.float32(127 * LN2 + 0.01) + relative
         able = np.flatnonzero(most >= top)
@@ -141,9 +141,9 @@ def _bits(x: Numbers) -> Numbers:
     return x.view(torch.int32 if isinstance(x, Tensor) else np.int32)
 
 
-def _where(condition: Numbers, yes: Numbers, no: Numbers) -> Numbers:
-    where: Any = torch.where if isinstance(condition, Tensor) else np.where
-    return where(condition, yes, no)
+def _select(condition: Numbers, yes: Numbers, no: Numbers) -> Numbers:
+    select: Any = torch.where if isinstance(condition, Tensor) else np.where
+    return select(condition, yes, no)
 
 
 def _random(keys: Numbers, ids: Numbers) -> Numbers:
@@ -165,7 +165,7 @@ def _noise(bits: Numbers) -> Numbers:
     share = _share(bits)
     fraction, power = _parts(_share(0x7FFFFFFF - bits))
     near = share < NEAR
-    exponential = _minus_log(_where(near, -share, fraction), _where(near, 0 * power, power))
+    exponential = _minus_log(_select(near, -share, fraction), _select(near, 0 * power, power))
     return _minus_log(*_parts(exponential))
 
 

@@ -21,7 +21,7 @@ def gather_logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _gather[(rows,)](
         logits, ids.contiguous(), out, total, logits.stride(0), vocab, columns,
-        BLOCK=min(BLOCK, power_of_two(vocab)), WANTED=power_of_two(max(1, columns)), num_warps=16,
+        BLOCK=min(BLOCK, power_of_two(vocab)), COLUMNS=power_of_two(max(1, columns)), num_warps=16,
     )  # fmt: skip
     return out, total
 
@@ -32,7 +32,7 @@ def plain_gather_logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _gather(logits, ids, out, totals, stride, vocab, columns, BLOCK: tl.constexpr, WANTED: tl.constexpr):
+def _gather(logits, ids, out, totals, stride, vocab, columns, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     lane = tl.arange(0, BLOCK)
@@ -49,7 +49,7 @@ def _gather(logits, ids, out, totals, stride, vocab, columns, BLOCK: tl.constexp
     best = tl.max(most, 0)
     whole = best + tl.log(tl.sum(total * tl.exp(most - best), 0))  # NaN of NaN and of infinity above
     whole = tl.where(tl.min(least, 0) == -float("inf"), float("nan"), whole)
-    column = tl.arange(0, WANTED)
+    column = tl.arange(0, COLUMNS)
     token = tl.load(ids + row * columns + column, mask=column < columns, other=0)
     picked = tl.load(logits + token, mask=column < columns, other=0.0)
     tl.store(out + row * columns + column, picked - whole, mask=column < columns)

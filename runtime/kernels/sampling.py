@@ -266,8 +266,8 @@ def _least(
     if crowded:
         count = _pack(mine, packed, low, high, ROWS, GROUPS, CAP)
     if count <= FEW:  # all pairs
-        own = tl.arange(0, FEW)
-        bits = tl.load(heavy + own, mask=own < count, other=0.0).to(tl.int32, bitcast=True)
+        each = tl.arange(0, FEW)
+        bits = tl.load(heavy + each, mask=each < count, other=0.0).to(tl.int32, bitcast=True)
         sums = tl.zeros([FEW], tl.float64) + above
         for first in range(0, count, 16):
             at = first + tl.arange(0, 16)
@@ -404,9 +404,9 @@ def _sample(
             if few:
                 low = _bound(heaviest, heaviest, k, True)
             elif share:
-                own = _sums(mine, sums, 0.0, ROWS, GROUPS)
-                total = tl.sum(own, 0)
-                low = _bound(heaviest, own, (1.0 - p) * total * 0.999, False)
+                each = _sums(mine, sums, 0.0, ROWS, GROUPS)
+                total = tl.sum(each, 0)
+                low = _bound(heaviest, each, (1.0 - p) * total * 0.999, False)
             # Slack, as rounding differs. The sum for top-p includes the columns that min-p removes from those
             # that top-k keeps.
             bound = tl.maximum(0.9999 * low.to(tl.float32, bitcast=True), tl.where(few & share, 0.0, least))

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native.library import TYPES
-from runtime.kernels.native.products import FEW_ROWS, Product, product_of
-from runtime.layers.dense import read
+from runtime.layers.dense import FEW_ROWS, Product, product_of, read
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
 from runtime.protocol.errors import ModelLoadError
@@ -112,9 +111,9 @@ class Int8(LinearMethod):
         inputs: int,
         *,
         bias: bool,
-        own: range | None = None,
+        local: range | None = None,
     ) -> Int8Linear:
-        return self.of(*read(weights, parts, inputs, bias=bias, own=own))
+        return self.of(*read(weights, parts, inputs, bias=bias, local=local))
 
     def of(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
         """A linear layer of a loaded matrix."""

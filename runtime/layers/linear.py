@@ -32,17 +32,17 @@ class Linear(ABC):
 
 
 class Projection(NamedTuple):
-    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias. own: the outputs
+    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias. local: the outputs
     computed here; None: all."""
 
     name: str
     outputs: int
-    own: range | None = None
+    local: range | None = None
 
     @property
     def computed(self) -> int:
         """The number of outputs computed here."""
-        return self.outputs if self.own is None else len(self.own)
+        return self.outputs if self.local is None else len(self.local)
 
 
 class LinearMethod(ABC):
@@ -56,9 +56,9 @@ class LinearMethod(ABC):
         inputs: int,
         *,
         bias: bool,
-        own: range | None = None,
+        local: range | None = None,
     ) -> Linear:
-        """Projections of the same input as one Linear. own: the inputs that it gets; None: all. Raises
+        """Projections of the same input as one Linear. local: the inputs that it gets; None: all. Raises
         ModelLoadError."""
 
     def of_some_tokens(self) -> LinearMethod:

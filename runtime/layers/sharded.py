@@ -34,23 +34,23 @@ class Summed(Linear):
 
 
 class Gathered(Linear):
-    """`part` has the outputs `own` of `outputs`; every rank gets all of them."""
+    """`part` has the outputs `local` of `outputs`; every rank gets all of them."""
 
     __slots__ = ("_each", "_group", "_outputs", "_own", "_part")
 
-    def __init__(self, part: Linear, own: range, outputs: int, group: Group) -> None:
-        self._part, self._own, self._outputs, self._group = part, own, outputs, group
+    def __init__(self, part: Linear, local: range, outputs: int, group: Group) -> None:
+        self._part, self._local, self._outputs, self._group = part, local, outputs, group
         self._each = -(-outputs // group.size)
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self._part(x)
-        if more := self._each - len(self._own):  # all ranks must send the same size
+        if more := self._each - len(self._local):  # all ranks must send the same size
             y = F.pad(y, (0, more))
         return self._group.gather(y)[:, : self._outputs]
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        elsewhere = (outputs < self._own.start) | (outputs >= self._own.stop)
-        y = self._part.some(x, (outputs - self._own.start).masked_fill(elsewhere, 0))
+        elsewhere = (outputs < self._local.start) | (outputs >= self._local.stop)
+        y = self._part.some(x, (outputs - self._local.start).masked_fill(elsewhere, 0))
         return self._group.sum_(y.masked_fill_(elsewhere, 0.0))
 
 
@@ -66,7 +66,7 @@ class Embedding:
         """[tokens] int64 -> [tokens, hidden]."""
         if self._group.size == 1:
             return F.embedding(ids, self.table)
-        own = ids - self._first
-        elsewhere = (own < 0) | (own >= self.table.shape[0])
-        rows = F.embedding(own.masked_fill_(elsewhere, 0), self.table)
+        local = ids - self._first
+        elsewhere = (local < 0) | (local >= self.table.shape[0])
+        rows = F.embedding(local.masked_fill_(elsewhere, 0), self.table)
         return self._group.sum_(rows.masked_fill_(elsewhere[:, None], 0.0))

@@ -39,7 +39,7 @@ class Checkpoint:
         self._progress = progress
         self._stack = contextlib.ExitStack()
         self._files: dict[str, Any] = {}
-        self._where: dict[str, str] = {}
+        self._file_of: dict[str, str] = {}
         self._taken: set[str] = set()
         self._bar: tqdm | None = None
         try:
@@ -58,13 +58,13 @@ class Checkpoint:
         self._stack.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._file_of
 
     def _open(self) -> None:
         single, index = self.directory / SINGLE, self.directory / INDEX
         if single.is_file():
             names = self._open_file(SINGLE)
-            self._where = dict.fromkeys(names, SINGLE)
+            self._file_of = dict.fromkeys(names, SINGLE)
         elif index.is_file():
             self._open_shards(Fields.read(index).child("weight_map"))
         else:
@@ -100,7 +100,7 @@ class Checkpoint:
                 raise ModelLoadError(
                     f"lacks {name!r}, which {INDEX} expects in it", where=str(self.directory / file)
                 )
-            self._where[name] = file
+            self._file_of[name] = file
         for file, names in shards.items():
             stray = sorted(names - set(weight_map.values))
             if stray:
@@ -121,11 +121,11 @@ class Checkpoint:
             ) from error
 
     def path_of(self, name: str) -> str:
-        return str(self.directory / self._where.get(name, ""))
+        return str(self.directory / self._file_of.get(name, ""))
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Raises ModelLoadError if the tensor is missing or unreadable."""
-        file = self._where.get(name)
+        file = self._file_of.get(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
@@ -174,7 +174,7 @@ class Checkpoint:
         self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
     ) -> Tensor:
         """part: a slice per dimension; None: everything."""
-        file, path = self._where.get(name), self.path_of(name)
+        file, path = self._file_of.get(name), self.path_of(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
@@ -200,7 +200,7 @@ class Checkpoint:
         with one of `beyond`: these are weights of another model."""
         left = sorted(
             name
-            for name in self._where
+            for name in self._file_of
             if name not in self._taken and not name.endswith(ignored) and not name.startswith(beyond)
         )
         if left:

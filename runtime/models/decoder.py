@@ -289,34 +289,34 @@ class _Loader:
                 raise ValueError(f"unknown norm {spec.norm!r}")
 
     def _embedding(self) -> Embedding:
-        spec, own = self.spec, self.shard.vocab(self.spec)
+        spec, local = self.spec, self.shard.vocab(self.spec)
         try:
             table = self.weights.tensor(
-                self.names.embedding, (spec.vocab_size, spec.hidden_size), self._part(own)
+                self.names.embedding, (spec.vocab_size, spec.hidden_size), self._part(local)
             )
-            return Embedding(table, own.start, self.group)
+            return Embedding(table, local.start, self.group)
         except ModelLoadError as error:
             raise ModelLoadError(
                 error.message, where=error.where, hint=error.hint or "is vocab_size in config.json right?"
             ) from error
 
-    def _part(self, own: range) -> range | None:
+    def _part(self, local: range) -> range | None:
         """The range to read of a tensor that the ranks share; None (all) if there is one rank."""
-        return own if self.group.size > 1 else None
+        return local if self.group.size > 1 else None
 
     def _head(self, embedding: Embedding) -> Linear:
-        own = self.shard.vocab(self.spec)
-        head = self._own_head(embedding.table, self._part(own))
-        return Gathered(head, own, self.spec.vocab_size, self.group) if self.group.size > 1 else head
+        local = self.shard.vocab(self.spec)
+        head = self._local_head(embedding.table, self._part(local))
+        return Gathered(head, local, self.spec.vocab_size, self.group) if self.group.size > 1 else head
 
-    def _own_head(self, table: Tensor, own: range | None) -> Linear:
+    def _local_head(self, table: Tensor, local: range | None) -> Linear:
         spec, head = self.spec, self.names.head
         if not spec.tie_embeddings:
-            parts = (Projection(head, spec.vocab_size, own),)
+            parts = (Projection(head, spec.vocab_size, local),)
             return self.method.load(self.weights, parts, spec.hidden_size, bias=spec.head_bias)
         name = f"{head}.weight"
         if name in self.weights:  # some checkpoints repeat the shared matrix
-            stored = self.weights.take(name, (spec.vocab_size, spec.hidden_size), own)
+            stored = self.weights.take(name, (spec.vocab_size, spec.hidden_size), local)
             if not torch.equal(stored.to(self.weights.dtype), table.cpu()):
                 raise ModelLoadError(
                     f"{name!r} differs from {self.names.embedding!r}, but config.json ties them",
@@ -346,11 +346,11 @@ class _Loader:
 
     def _around_attention(self, number: int) -> tuple[Linear | LatentHeads, Linear | LatentOutput]:
         """The projections before and after attention."""
-        spec, names, own = self.spec, self.names, self.shard.heads(self.spec)
+        spec, names, local = self.spec, self.names, self.shard.heads(self.spec)
         output, latent = names.output.format(layer=number), spec.latent
         if latent is None:
             first, size = self._qkv(number), spec.head_dim
-            last = self._to_hidden(output, spec.num_heads * size, _elements(own, size), spec.output_bias)
+            last = self._to_hidden(output, spec.num_heads * size, _elements(local, size), spec.output_bias)
             return first, last
         loader = LatentLoader(
             self.weights,
@@ -359,63 +359,65 @@ class _Loader:
             names.query,
             spec.hidden_size,
             spec.num_heads,
-            own,
+            local,
             self.method,
             spec.quantization is not None,
         )
         heads, values = loader.layer(number)
         size = latent.value
-        last = self._to_hidden(output, spec.num_heads * size, _elements(own, size), spec.output_bias)
+        last = self._to_hidden(output, spec.num_heads * size, _elements(local, size), spec.output_bias)
         return heads, LatentOutput(latent, values, last)
 
     def _qkv(self, number: int) -> Linear:
         spec, names = self.spec, self.names
         heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        own_heads = _elements(self.shard.heads(spec), spec.head_dim)
-        own_kv = _elements(self.shard.kv_heads(spec), spec.head_dim)
+        local_heads = _elements(self.shard.heads(spec), spec.head_dim)
+        local_kv = _elements(self.shard.kv_heads(spec), spec.head_dim)
         if spec.qkv_by_head:
-            own = _elements(self.shard.heads(spec), 3 * spec.head_dim)
-            return self._from_hidden(number, spec.qkv_bias, (names.query, 3 * heads, own))
+            local = _elements(self.shard.heads(spec), 3 * spec.head_dim)
+            return self._from_hidden(number, spec.qkv_bias, (names.query, 3 * heads, local))
         return self._from_hidden(
             number,
             spec.qkv_bias,
-            (names.query, heads, own_heads),
-            (names.key, kv, own_kv),
-            (names.value, kv, own_kv),
+            (names.query, heads, local_heads),
+            (names.key, kv, local_kv),
+            (names.value, kv, local_kv),
         )
 
     def _mlp(self, number: int) -> FeedForward:
         spec, names = self.spec, self.names
-        ffn, own, bias = spec.ffn_size, self.shard.ffn(spec), spec.mlp_bias
-        up = (names.up, ffn, own)
+        ffn, local, bias = spec.ffn_size, self.shard.ffn(spec), spec.mlp_bias
+        up = (names.up, ffn, local)
         inner = (
-            self._from_hidden(number, bias, (names.gate, ffn, own), up)
+            self._from_hidden(number, bias, (names.gate, ffn, local), up)
             if spec.gated
             else self._from_hidden(number, bias, up)
         )
-        down = self._to_hidden(names.down.format(layer=number), ffn, own, bias)
+        down = self._to_hidden(names.down.format(layer=number), ffn, local, bias)
         return (GatedMLP if spec.gated else PlainMLP)(inner, down, spec.activation)
 
     def _from_hidden(self, number: int, bias: bool, *parts: tuple[str, int, range]) -> Linear:
         """Projections of the hidden state: (name, all outputs, this rank's outputs). Parts with the same name
         are consecutive outputs of one tensor."""
-        names, sizes, owns = zip(*parts)
+        names, sizes, locals_of_parts = zip(*parts)
         if len(parts) > 1 and len(set(names)) == 1:
             starts = itertools.accumulate(sizes, initial=0)
             total = sum(sizes)
             named = [
-                Projection(names[0].format(layer=number), total, range(start + own.start, start + own.stop))
-                for start, own in zip(starts, owns)
+                Projection(
+                    names[0].format(layer=number), total, range(start + local.start, start + local.stop)
+                )
+                for start, local in zip(starts, locals_of_parts)
             ]
         else:
             named = [
-                Projection(name.format(layer=number), size, self._part(own)) for name, size, own in parts
+                Projection(name.format(layer=number), size, self._part(local)) for name, size, local in parts
             ]
         return self.method.load(self.weights, named, self.spec.hidden_size, bias=bias)
 
     def _sinks(self, number: int) -> Tensor:
-        name, own = self.names.sinks.format(layer=number), self.shard.heads(self.spec)
-        return self.weights.tensor(name, (self.spec.num_heads,), self._part(own)).float()
+        name, local = self.names.sinks.format(layer=number), self.shard.heads(self.spec)
+        return self.weights.tensor(name, (self.spec.num_heads,), self._part(local)).float()
 
     def _experts(self, number: int) -> Experts | None:
         experts = self.spec.experts
@@ -427,13 +429,13 @@ class _Loader:
         )
         return loader.layer(number)
 
-    def _to_hidden(self, name: str, inputs: int, own: range, bias: bool) -> Linear:
+    def _to_hidden(self, name: str, inputs: int, local: range, bias: bool) -> Linear:
         """A projection of `inputs`, of which this rank has its own; the ranks' results are summed."""
         hidden, parts = self.spec.hidden_size, (Projection(name, self.spec.hidden_size),)
         if self.group.size == 1:
             return self.method.load(self.weights, parts, inputs, bias=bias)
         added = self.weights.tensor(f"{name}.bias", (hidden,)) if bias else None
-        part = self.method.load(self.weights, parts, inputs, bias=False, own=own)
+        part = self.method.load(self.weights, parts, inputs, bias=False, local=local)
         return Summed(part, added, self.group)
 
     def _qk_norm(self, number: int) -> Norm | None:
@@ -448,15 +450,15 @@ class _Loader:
             (names.key_norm, spec.num_kv_heads, shard.kv_heads(spec)),
         ):
             name = name.format(layer=number)
-            own = slice(heads.start, heads.stop)
+            local = slice(heads.start, heads.stop)
             match spec.qk_norm_scope:
                 case "head":
                     weight = self.weights.tensor(name, (spec.head_dim,)).expand(len(heads), -1)
                 case "each_head":
-                    weight = self.weights.tensor(name, (count, spec.head_dim))[own]
+                    weight = self.weights.tensor(name, (count, spec.head_dim))[local]
                 case "heads":
                     flat = self.weights.tensor(name, (count * spec.head_dim,))
-                    weight = flat.view(count, spec.head_dim)[own]
+                    weight = flat.view(count, spec.head_dim)[local]
                 case _:
                     raise ValueError(f"unknown kind of norm {spec.qk_norm_scope!r}")
             weights.append(weight)

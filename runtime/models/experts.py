@@ -102,15 +102,15 @@ class ExpertsLoader:
     ) -> tuple[Linear, Linear]:
         """This rank's part; the ranks' results are not summed here. Only one rank adds the bias of their
         sum."""
-        own = self.shard.part(width) if self.group.size > 1 else None
+        local = self.shard.part(width) if self.group.size > 1 else None
         gate, up, down = names
-        into = (Projection(gate, width, own), Projection(up, width, own))
+        into = (Projection(gate, width, local), Projection(up, width, local))
         gate_up = method.load(weights, into, self.hidden, bias=bias)
         first = self.group.rank == 0
         if bias and not first:
             weights.take(f"{down}.bias", (self.hidden,))
         back = (Projection(down, self.hidden),)
-        return gate_up, method.load(weights, back, width, bias=bias and first, own=own)
+        return gate_up, method.load(weights, back, width, bias=bias and first, local=local)
 
     def _exact(self, name: str, *shape: int) -> Tensor:
         return self.weights.take(name, shape).to(self.weights.device, torch.float32, copy=True)

@@ -16,8 +16,8 @@ from runtime.layers.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class LatentLoader:
-    """heads: of the model. own: those of this rank; every rank has the latents. query: the name of the query
-    projection if queries have no latent. coded: whether the checkpoint is quantised."""
+    """heads: of the model. local: those of this rank; every rank has the latents. query: the name of the
+    query projection if queries have no latent. coded: whether the checkpoint is quantised."""
 
     weights: Weights
     spec: LatentSpec
@@ -25,7 +25,7 @@ class LatentLoader:
     query: str
     hidden: int
     heads: int
-    own: range
+    local: range
     method: LinearMethod
     coded: bool
 
@@ -47,10 +47,10 @@ class LatentLoader:
         up = Projection(
             names.up.format(layer=number),
             self.heads * each,
-            range(self.own.start * each, self.own.stop * each),
+            range(self.local.start * each, self.local.stop * each),
         )
         keys, values = (
-            self._numbers(up).unflatten(0, (len(self.own), each)).split((spec.plain, spec.value), 1)
+            self._numbers(up).unflatten(0, (len(self.local), each)).split((spec.plain, spec.value), 1)
         )
         heads = LatentHeads(spec, down, norm, query_norm, query_up, keys.contiguous())
         return heads, values.transpose(1, 2).contiguous()
@@ -60,13 +60,13 @@ class LatentLoader:
         vector."""
         weights, rank = self.weights, self.spec.rank
         if not self.coded:
-            return weights.tensor(f"{part.name}.weight", (part.outputs, rank), part.own)
+            return weights.tensor(f"{part.name}.weight", (part.outputs, rank), part.local)
         linear = self.method.of_some_tokens().load(weights, (part,), rank, bias=False)
         return linear(torch.eye(rank, dtype=weights.dtype, device=weights.device)).t()
 
     def _queries(self, name: str) -> Projection:
         size = self.spec.query
-        return Projection(name, self.heads * size, range(self.own.start * size, self.own.stop * size))
+        return Projection(name, self.heads * size, range(self.local.start * size, self.local.stop * size))
 
     def _norm(self, name: str, size: int) -> RMSNorm:
         return RMSNorm(self.weights.tensor(name, (size,)), NORM_EPS)

@@ -83,7 +83,7 @@ MAX_PREFIX_IDS = 64
 
 
 class GetPrefixesReq(SingleReq):
-    """Ask what the prefix cache holds: the answer's data is a PrefixTree (cache/survey.py) as a dict, of
+    """Ask what the prefix cache holds: the answer's data is a PrefixTree (cache/node.py) as a dict, of
     `most` nodes at most, each with its first `ids` token ids."""
 
     most: int = 500

@@ -91,6 +91,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
+    @property
+    def penalised(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether penalties or biases change logits."""
+        return bool(self.logit_bias) or self.penalised
+
     def verify(self) -> SamplingParams:
         """Return self, or raise BadRequest naming the field, its value and the range."""
         for (name, rules), value, default in zip(_RULES.items(), _ruled(self), _RULED_DEFAULTS, strict=True):

@@ -1,27 +1,34 @@
-"""Batching: running requests -> StepPlan. Takes slots from their leases; decides no admission and frees
-nothing. It runs for every token of every request: hence the loops written out.
+"""Batching: running requests -> StepPlan (Batcher), and a row's result -> its request (Commit). Takes slots
+from leases; decides no admission. It runs for every token of every request: hence the loops written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from runtime.cache.manager import CacheManager, Lease
 from runtime.cache.node import Node
 from runtime.config.scheduler import SchedulerConfig
-from runtime.plan import Row, Segment, StepPlan
+from runtime.plan import Row, RowResult, Sample, Segment, StepPlan
+from runtime.protocol.errors import InternalFault
+from runtime.scheduler.guided.decoding import GuidedDecoding
 from runtime.scheduler.requests.components import Logprobs
+from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request
+from runtime.scheduler.running_batch import RunningBatch
+from runtime.scheduler.scheduler_base import Outbox
 from runtime.scheduler.speculation import Speculation
+from runtime.scheduler.stage import Stage
 
 HEALS = 1 << 62
-"""Draws that choose the end of a prompt are other ones than those of the output."""
+"""Added to the step of draws that choose the end of a prompt: they differ from those of the output."""
 
 
 class Flight:
-    """A plan that was given and not committed: its rows, and the request of each. present: how many requests
-    ran, in it or not."""
+    """A plan that is launched and not committed: its rows, and the request of each. present: how many
+    requests ran, in it or not."""
 
     __slots__ = ("_seqs", "present", "requests", "rows")
 
@@ -44,15 +51,19 @@ class Batcher:
     """Builds plans. Between two plans with the same rows and an unchanged cache the shared segments are the
     same, so they are kept: a decode step costs the same however long the contexts are.
 
-    `chunk`: tokens of prompts (and of forced text) in one plan. `drafts`: what guesses tokens. `images`: has
-    the pictures supplied that a plan names.
+    `chunk`: tokens of prompts (and of forced text) in one plan. `drafts`: guesses tokens; None: no guesses.
+    `images`: loads the images of a plan.
     """
 
     def __init__(
-        self, manager: CacheManager, config: SchedulerConfig, drafts: Speculation, images: ImageRegistry
+        self,
+        manager: CacheManager,
+        config: SchedulerConfig,
+        drafts: Speculation | None,
+        images: ImageRegistry,
     ) -> None:
         self._manager, self._images = manager, images
-        self._mixed, self._drafts = config.mixed_prefill, drafts if drafts.active else None
+        self._mixed, self._drafts = config.mixed_prefill, drafts
         self.chunk = config.chunked_prefill_size
         self._layout: tuple[int, int, list[int]] = (-1, -1, [])
         self._shared: tuple[Segment, ...] = ()
@@ -61,14 +72,14 @@ class Batcher:
     def build(
         self, running: Sequence[Request], released: tuple[int, ...], *, only_free: bool = False
     ) -> tuple[StepPlan, list[Request]]:
-        """A plan and the request of each of its rows. Requests with one token to compute are always in;
-        longer stretches share the chunk budget, in the order of `running`. Where prompts go alone, only they
-        are in as long as there are any. No rows at all where everybody waits. `only_free`: without
-        constrained requests whose prompts are computed."""
+        """A plan and the request of each of its rows; no rows if all requests wait. Requests with one token
+        to compute are always in; longer stretches share the chunk budget, in the order of `running`. Without
+        mixed prefill only prompts are in as long as there are any. `only_free`: without constrained requests
+        whose prompts are computed."""
         budget = self.chunk
         alone = not self._mixed and any(request.computed < request.publish_to for request in running)
         rows: list[Row] = []
-        own: list[Segment] = []
+        private: list[Segment] = []
         requests: list[Request] = []
         leases: list[Lease] = []
         ones, drafts = self._ones, self._drafts
@@ -90,11 +101,11 @@ class Batcher:
             lease = request.lease
             assert lease is not None, "a running request holds a lease"
             if written := lease.written():
-                own.append(Segment(written, ones[len(rows)], lease.covered))
+                private.append(Segment(written, ones[len(rows)], lease.covered))
             step = len(tokens) - request.prompt_len
             if drafts is not None and end == len(tokens) and request.ending is None:
                 guesses = drafts.guesses(request) if start >= request.publish_to else ()
-                rows.append(_row(request, lease, start, end, guesses, drafts.wanted(request)))
+                rows.append(_row(request, lease, start, end, guesses, drafts.requested(request)))
             elif (
                 request.plain
                 and not request.reads_output
@@ -114,9 +125,10 @@ class Batcher:
                 rows.append(_row(request, lease, start, end))
             requests.append(request)
             leases.append(lease)
-        self._images.supply(rows, [request.images for request in requests])
+        if self._images.active:
+            self._images.supply(rows, [request.images for request in requests])
         shared = self._shared_segments([request.seq for request in requests], leases)
-        return StepPlan(tuple(rows), (*shared, *own), released), requests
+        return StepPlan(tuple(rows), (*shared, *private), released), requests
 
     def _shared_segments(self, seqs: list[int], leases: list[Lease]) -> tuple[Segment, ...]:
         cache, ones = self._manager.cache, self._ones
@@ -126,17 +138,116 @@ class Batcher:
             readers: dict[Node, tuple[int, ...] | list[int]] = {}
             for index, lease in enumerate(leases):
                 for node in lease.path(cache):
-                    found = readers.get(node)
-                    if found is None:
+                    known = readers.get(node)
+                    if known is None:
                         readers[node] = ones[index]
-                    elif type(found) is list:
-                        found.append(index)
+                    elif type(known) is list:
+                        known.append(index)
                     else:
-                        readers[node] = [found[0], index]
+                        readers[node] = [known[0], index]
             self._shared = tuple(
                 [Segment(node.runs, tuple(rows), node.start) for node, rows in readers.items()]
             )
         return self._shared
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """Applies the results of rows to their requests. `finish`: answers a request that is complete."""
+
+    stage: Stage
+    batch: RunningBatch
+    guided: GuidedDecoding
+    outbox: Outbox
+    vocab_size: int
+    finish: Callable[[Request], None]
+
+    def row(self, request: Request, row: Row, result: RowResult, now: float) -> None:
+        if result.error is not None:
+            raise InternalFault(f"the model step failed: {result.error}", where=f"position {row.position}")
+        samples = len(result.samples)
+        if len(result.scores) != len(row.scores) or not row.sample <= samples <= row.sample + row.drafts:
+            raise InternalFault(
+                "the step's result lacks what its row asked for", where=f"position {row.position}"
+            )
+        lease = request.lease
+        assert lease is not None
+        lease.settle()
+        if row.drafts:  # the right ones are taken up again
+            lease.rewind(row.drafts)
+        request.computed += len(row.tokens) - row.drafts
+        void = request.guide is not None and self.guided.settle(request)
+        if row.scores and request.logprobs is not None:
+            request.logprobs.score(
+                request.prompt_len, result.scores, result.score_tops, result.score_token_ids
+            )
+        if row.hidden != "none":
+            request.show(row.position, result.hidden)
+        if row.position < request.publish_to:
+            self.batch.publish(request)
+        if row.sample and not void:
+            self.accept(request, result.samples[0], now, at_once=samples > 1)
+            if request.drafting is not None:
+                self._accept_drafts(request, request.drafting, row, result, now)
+        elif row.position < request.prompt_len:
+            self.stage.chunk_done(request)
+        self.after(request)
+
+    def accept(self, request: Request, sample: Sample, now: float, *, at_once: bool = False) -> None:
+        """Append a sampled token. at_once: a constraint follows it now, and not later."""
+        size = self.vocab_size
+        if not 0 <= sample.token < size:
+            raise InternalFault(f"token {sample.token} is not in the vocabulary of {size}", where="sampler")
+        if request.timing.first_token_at < 0:
+            self.stage.prompt_done(request, sample, now)
+        reason = request.ending
+        if reason is None:
+            free = request.guide is None and request.healing is None
+            reason = request.accept(sample) if free else self.guided.accept(request, sample, at_once=at_once)
+        if reason is not None:
+            request.end(reason)
+
+    def _accept_drafts(
+        self, request: Request, drafting: Drafting, row: Row, result: RowResult, now: float
+    ) -> None:
+        """Append the samples behind its drafts, as if each right draft had been a step: its KV is in the slot
+        that would have been next. The rest is dropped once a token has another effect than was guessed (an
+        end, forced text)."""
+        first = len(row.tokens) - row.drafts
+        accepted = 0
+        for draft, sample in zip(row.tokens[first:], result.samples[1:]):
+            if not _matches(request, row.position + first + accepted, draft):
+                break
+            accepted += 1
+            if request.logprobs is not None:
+                request.logprobs.speculated()
+            request.take_up()
+            self.accept(request, sample, now, at_once=True)
+        if row.drafts:
+            drafting.verified(row.drafts, accepted)
+        drafting.at, drafting.guesses = len(request.tokens), result.guesses
+
+    def after(self, request: Request) -> None:
+        """Finish the request if it is complete, else queue an output of a stream."""
+        if request.ending is not None and request.ready:
+            if self.stage.holds(request):
+                self.batch.park(request)
+            else:
+                self.finish(request)
+        elif request.stream:
+            self.outbox.add(request, None)
+
+
+def _matches(request: Request, position: int, draft: int) -> bool:
+    """Whether the last sample appended exactly `draft`, at `position`, and the next token is not
+    determined."""
+    guide = request.guide
+    return (
+        request.ending is None
+        and request.computed == position == len(request.tokens) - 1
+        and request.tokens[-1] == draft
+        and (guide is None or not (guide.pending or guide.unread))
+    )
 
 
 def _row(
@@ -157,7 +268,7 @@ def _row(
         lease.take(end - start + len(drafts)),
         request.params,
         sample=sample,
-        step=len(tokens) - request.prompt_len + (len(tokens) + HEALS if request.heal else 0),
+        step=len(tokens) - request.prompt_len + (len(tokens) + HEALS if request.healing else 0),
         scores=_scores(request, logprobs, start, end) if logprobs is not None and logprobs.targets else (),
         top_logprobs=logprobs.top if sample and logprobs is not None else 0,
         prompt=request.source.input_ids if request.reads_prompt else (),
@@ -168,7 +279,7 @@ def _row(
         logprob=logprobs is not None and logprobs.returned,
         start=request.prompt_len,
         adapter=request.adapter,
-        masked=sample and (request.guide is not None or request.heal is not None),
+        masked=sample and (request.guide is not None or request.healing is not None),
         drafts=len(drafts),
         guesses=guesses,
         media=media,
@@ -177,8 +288,8 @@ def _row(
 
 
 def _scores(request: Request, logprobs: Logprobs, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    wanted = logprobs.wanted(request.tokens, start, end)
+    requests = logprobs.requests_of(request.tokens, start, end)
     if request.images is None:
-        return wanted
-    ids = request.images.plain([target for _, target in wanted])
-    return tuple(zip([place for place, _ in wanted], ids))
+        return requests
+    ids = request.images.plain([target for _, target in requests])
+    return tuple(zip([index for index, _ in requests], ids))

@@ -1,7 +1,7 @@
 """EmbeddingScheduler: whole texts for an encoder, batched by length. The encoder's counterpart of Scheduler.
 
-Ints only. A text is computed once, in one step, so there is no cache, and nothing can be taken back: a
-request waits or is answered. One thread calls it; each request is answered exactly once.
+Ints only. A text is computed once, in one step, so there is no cache: a request waits or is answered. One
+thread calls it; each request is answered exactly once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.scheduler.flows import Flows
-from runtime.scheduler.report import totals
-from runtime.scheduler.requests.components import Timing
-from runtime.scheduler.requests.request import LiveRequest, defect, failure
+from runtime.scheduler.queues import Flows
+from runtime.scheduler.requests.request import LiveRequest, Timing, defect, failure
 from runtime.scheduler.scheduler_base import SchedulerBase
 
 ONLY_VECTORS = "this model gives embeddings only"
@@ -33,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """What the model can take. positions: tokens of one text. kinds: token types it tells apart. width:
-    numbers in an answer. scores: answers are a classifier's."""
+    """Limits of the model. positions: tokens of one text. kinds: token types. width: numbers in an answer.
+    scores: answers are a classifier's."""
 
     vocab_size: int
     positions: int
@@ -44,29 +42,14 @@ class TextLimits:
 
 
 class TextRequest(LiveRequest[TokenizedEmbeddingReqInput]):
-    """A text that waits."""
+    """A text that waits. cost: its tokens."""
 
-    __slots__ = ("text",)
+    __slots__ = ("cost", "flow", "priority", "text")
 
     def __init__(self, source: TokenizedEmbeddingReqInput, text: Text, seq: int, now: float) -> None:
         super().__init__(source, seq, Timing(now, 0))
-        self.text = text
-
-    @property
-    def flow(self) -> str | None:
-        return self.source.flow
-
-    @property
-    def priority(self) -> int:
-        return self.source.priority
-
-    @property
-    def cost(self) -> int:
-        return self.size
-
-    @property
-    def size(self) -> int:
-        return len(self.text.tokens)
+        self.text, self.cost = text, len(text.tokens)
+        self.flow, self.priority = source.flow, source.priority
 
 
 class EmbeddingScheduler(SchedulerBase[TextRequest]):
@@ -82,10 +65,10 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
         super().__init__(config, clock)
         self._limits, self._flows, self._arrivals = limits, Flows(), 0
 
-    # -- requests come and go --------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def embed(self, req: TokenizedEmbeddingReqInput) -> None:
-        """Take a request in; one that can never run is answered at once (see drain)."""
+        """Accept a request. One that can never run is answered at once (see drain)."""
         self._arrivals += 1
         self._counters.requests += 1
         now = self._clock()
@@ -110,7 +93,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
 
     @property
     def running(self) -> int:
-        """Requests that a step could take up now."""
+        """Requests that a step could compute now."""
         return 0 if self._paused else len(self._live)
 
     # -- the step --------------------------------------------------------------------------------------------
@@ -123,8 +106,8 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
         return self.drain()
 
     def plan(self) -> list[TextRequest]:
-        """The next batch: the first in line, by flows and arrival, and the waiting texts nearest to its
-        length that fit the budget of tokens, so that little of it is padding."""
+        """The next batch: the first text, by flows and arrival, and the waiting texts closest to its length
+        that fit the budget of tokens, so that there is little padding."""
         for late, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(late, fault)
         if self._paused is not None or not self._live:
@@ -133,15 +116,15 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
         if by_priority:
             order.sort(key=lambda request: -request.priority)
         first, *others = self._flows.in_turn(order, by_priority=by_priority)
-        batch, longest = [first], first.size
-        for request in sorted(others, key=lambda one: abs(one.size - first.size)):  # stable
-            longest = max(longest, request.size)
+        batch, longest = [first], first.cost
+        for request in sorted(others, key=lambda one: abs(one.cost - first.cost)):  # stable
+            longest = max(longest, request.cost)
             full = len(batch) >= self.config.max_running_requests
             if full or longest * (len(batch) + 1) > self.config.max_prefill_tokens:
                 break
             batch.append(request)
         for request in batch:
-            self._flows.spend(request.flow, request.size)
+            self._flows.spend(request.flow, request.cost)
         return batch
 
     def _compute(self, batch: Sequence[TextRequest], runner: TextRunner) -> None:
@@ -158,8 +141,8 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
             return
         self._counters.steps += 1
         for request, result in zip(batch, results, strict=True):
-            self._counters.computed += request.size
-            self._counters.prompt_tokens += request.size
+            self._counters.computed += request.cost
+            self._counters.prompt_tokens += request.cost
             if result.error is None:
                 self._finish(request, result, begun)
             else:
@@ -173,7 +156,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
                 rid=request.rid,
                 new_ids=[],
                 finish=FinishReason(type="length"),
-                prompt_tokens=request.size,
+                prompt_tokens=request.cost,
                 hidden_states=[list(result.vector)],
                 queue_s=max(0.0, begun - request.timing.added_at),
                 http_worker_ipc=request.source.http_worker_ipc,
@@ -194,18 +177,10 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
         """There is none."""
         return True
 
-    def open_session(
-        self,
-        session_id: str | None = None,
-        capacity: int = 0,
-        timeout_s: float | None = None,
-        *,
-        streaming: bool = False,
-        owner: str = "",
-    ) -> str:
+    def open_session(self, *values: Any, **options: Any) -> str:
         _refuse("sessions")
 
-    def close_session(self, session_id: str, owner: str = "") -> None:
+    def close_session(self, *values: Any) -> None:
         _refuse("sessions")
 
     def state(self) -> dict[str, Any]:
@@ -219,13 +194,13 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
             "num_paused_reqs": waiting if self._paused else 0,
             "paused": self._paused,
             "policy": self.config.policy,
-            **totals(self._counters, 0, 0),
+            **self._counters.state(),
         }
 
     # -- checks ----------------------------------------------------------------------------------------------
 
     def _accept(self, req: TokenizedEmbeddingReqInput) -> Text:
-        """The text to compute. Raises what makes the request impossible, and QueueFull."""
+        """The text to compute. Raises BadRequest if it can never run, and QueueFull."""
         limits, ids = self._limits, req.input_ids
         if req.rid in self._live:
             raise BadRequest("a request with this id is already running", where="rid", hint="use a new id")
@@ -258,7 +233,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
         return Text(tuple(ids), self._kinds(req))
 
     def _kinds(self, req: TokenizedEmbeddingReqInput) -> tuple[int, ...]:
-        """Token types, where the model reads them."""
+        """Token types, if the model has them."""
         kinds, limits = req.token_type_ids, self._limits
         if kinds is None or limits.kinds < 2:
             return ()
@@ -271,7 +246,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
 
 
 class EmbeddingLoop:
-    """The loop around it: one batch per tick, computed before the tick ends."""
+    """One batch per tick, computed before the tick ends."""
 
     in_flight = False
 

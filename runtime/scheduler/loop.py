@@ -1,15 +1,13 @@
-"""The loop's one tick: scheduler and runner joined, with the errors of the one kept from the other. Knows
-neither's inside.
+"""The loop: joins scheduler and runner, and keeps the errors of each from the other.
 
 Plain:       plan, launch, masks, finish, commit, and its outputs.
-Overlapped:  the same steps, cut elsewhere. A tick first ends the step that is under way, then plans and
-             launches the next, and only then gives the outputs of the one that ended.
+Overlapped:  the same steps in another order. A tick first ends the step under way, then plans and launches
+             the next, and only then returns the outputs of the one that ended.
 
-So these run on the CPU while the model computes: making and posting outputs, taking requests in (checks,
-sessions, prompts), deadlines, grammars that got ready, letting in those for whom there is room, filling
-masks. What stays between two passes is what the next plan needs: the sampled tokens, stop conditions,
-grammars' and jump-forward's moves, prefixes going to the cache, slots, and the plan itself (with those let in
-whose room came free only now). Each request gets exactly what the plain loop gives it.
+So the CPU does this while the model computes: building and posting outputs, accepting requests (checks,
+sessions, prompts), deadlines, ready grammars, admission of requests that fit, masks. Between two passes
+remains what the next plan needs: the sampled tokens, stop conditions, advances of grammars, publishing
+prefixes, slots, and the plan. Each request gets exactly the same outputs as in the plain loop.
 """
 
 from __future__ import annotations
@@ -25,11 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def step(scheduler: Scheduler, runner: Runner) -> list[TokenOutput]:
-    """Plan, run, commit; the outputs. Without anything to run: only what drain() gives, at once.
-
-    Whatever the runner raises becomes an error answer for the requests of this plan; the next step is
-    unaffected.
-    """
+    """Plan, run, commit; returns the outputs. If nothing can run: only drain(). An exception of the runner is
+    the answer to the requests of this plan; the next step is not affected."""
     plan = scheduler.plan()
     if plan is None:
         return scheduler.drain()
@@ -42,8 +37,8 @@ def step(scheduler: Scheduler, runner: Runner) -> list[TokenOutput]:
 
 
 class Loop:
-    """Steps, plain or overlapped. One thread calls it; between two step()s it may call any verb of the
-    scheduler but those of the step."""
+    """Steps, plain or overlapped. One thread calls it; between two step()s it may call any method of the
+    scheduler except those of the step."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, *, overlap: bool) -> None:
         self._scheduler, self._runner, self._overlap = scheduler, runner, overlap
@@ -52,12 +47,12 @@ class Loop:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a pass runs now: step() again soon, and do not wait long for anything before."""
+        """Whether a pass runs now: the caller should call step() again soon."""
         return self._in_flight
 
     def step(self) -> list[TokenOutput]:
-        """One tick; its outputs. Overlapped, a pass may be running when it returns, and the first tick of a
-        burst has no outputs yet."""
+        """One tick; returns its outputs. Overlapped, a pass may be running when it returns, and the first
+        tick has no outputs yet."""
         if not self._overlap:
             return step(self._scheduler, self._runner)
         if self._in_flight:
@@ -66,11 +61,11 @@ class Loop:
         if self._scheduler.guided.has_deferred:
             self._scheduler.run_deferred(self._runner.done if self._in_flight else None)
             if not self._in_flight:
-                self._launch()  # those who waited for it can go on
+                self._launch()  # requests that waited for it can run
         return self._scheduler.drain()
 
     def stop(self, fault: RuntimeFault) -> list[TokenOutput]:
-        """End: the pass under way is awaited, its result dropped, and every request fails with `fault`."""
+        """End: wait for the pass under way, drop its result, and fail every request with `fault`."""
         if self._in_flight:
             self._in_flight = False
             try:

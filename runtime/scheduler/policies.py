@@ -1,14 +1,14 @@
 """Schedule policies: `order(waiting)` functions by name. A policy orders; it admits nothing and knows no
 slots.
 
-A policy returns a permutation of what it is given (in order of arrival) and lets nobody starve: whoever
-waited long enough comes first, whatever arrives later.
+A policy returns a permutation of its argument, which is in order of arrival, and lets no request starve: one
+that waited long enough comes first, whatever arrives later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from runtime.protocol.registry import Registry
 
@@ -18,7 +18,7 @@ class Candidate(Protocol):
 
     @property
     def arrival(self) -> int:
-        """Place in the order of arrival."""
+        """Its number in the order of arrival."""
         ...
 
     @property
@@ -36,7 +36,7 @@ class Candidate(Protocol):
 
     @property
     def matched(self) -> int:
-        """Tokens of its prompt that the cache holds now. Looked up when asked for, which costs something."""
+        """Tokens of its prompt that the cache holds now. Looked up when read, which costs something."""
         ...
 
     @property
@@ -48,9 +48,8 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-class Order(Protocol):
-    def __call__(self, waiting: Sequence[C], /) -> list[C]: ...
-
+Order: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+"""Candidates in order of arrival -> the same candidates in the order in which they are tried."""
 
 MAX_WAIT = 64  # scheduler ticks
 PRIORITY_MAX_WAIT = 1024  # the same with the policy "priority"
@@ -68,7 +67,7 @@ def by_age(waiting: Sequence[C], limit: int = MAX_WAIT) -> tuple[list[C], list[C
 
 def dfs_weight(waiting: Sequence[C]) -> list[C]:
     """Depth first through the prefix tree, the branch with most waiting requests first: requests that share a
-    prefix go one after another, so that each branch is read while it is there (the offline order of Zheng et
+    prefix go one after another, so that each branch is read while it is cached (the offline order of Zheng et
     al., "SGLang", section 3). Looks up the WINDOW oldest only, as lpm does."""
     aged, others = by_age(waiting[:WINDOW])
     weight: dict[int, int] = {}
@@ -76,13 +75,13 @@ def dfs_weight(waiting: Sequence[C]) -> list[C]:
         for node in candidate.trail:
             weight[node] = weight.get(node, 0) + 1
 
-    def place(candidate: C) -> tuple[tuple[tuple[int, int], ...], int]:
+    def sort_key(candidate: C) -> tuple[tuple[tuple[int, int], ...], int]:
         # A path sorts like the walk: heavier branches first, ties by node; a node's own requests come after
         # those below it, hence the end mark, which no weight reaches.
         path = tuple((-weight[node], node) for node in candidate.trail)
         return (*path, (1, 0)), candidate.arrival
 
-    others.sort(key=place)
+    others.sort(key=sort_key)
     return [*aged, *others, *waiting[WINDOW:]]
 
 
@@ -100,7 +99,7 @@ def lof(waiting: Sequence[C]) -> list[C]:
 
 def lpm(waiting: Sequence[C]) -> list[C]:
     """Longest prefix match first: what the cache holds is used before it is evicted; near-optimal for shared
-    prefixes (Zheng et al., "SGLang", theorem 3.1). Looking everybody up costs too much when very many wait:
+    prefixes (Zheng et al., "SGLang", theorem 3.1). Looking all of them up costs too much when very many wait:
     beyond the WINDOW oldest they go by arrival."""
     aged, others = by_age(waiting[:WINDOW])
     others.sort(key=lambda candidate: (-candidate.matched, candidate.arrival))
@@ -110,7 +109,7 @@ def lpm(waiting: Sequence[C]) -> list[C]:
 def priority(waiting: Sequence[C]) -> list[C]:
     """Highest priority first, then by arrival. With it a request of clearly higher priority may take the
     place of running ones (SchedulerConfig.preemption_threshold). One that waited PRIORITY_MAX_WAIT ticks goes
-    first whatever its priority: long enough for priorities to mean something, and still none starves."""
+    first whatever its priority: priorities count for long, and still none starves."""
     aged, others = by_age(waiting, PRIORITY_MAX_WAIT)
     others.sort(key=lambda candidate: (-candidate.priority, candidate.arrival))
     return aged + others

@@ -1,5 +1,5 @@
-"""Running batch: the running requests and the slots they hold. Who is let in, who has to go, and who gets the
-slots for its next token. It answers nobody: what cannot go on is given back as a fault.
+"""Running batch: the running requests and their slots. Which requests are admitted, retracted or preempted,
+and get slots for their next token. It sends no outputs: a request that cannot continue is passed to `fail`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,27 @@ from collections.abc import Callable, Iterable, Sequence
 
 from runtime.cache.manager import CacheManager, Lease
 from runtime.config.scheduler import SchedulerConfig
-from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, grow
+from runtime.protocol.errors import InternalFault
+from runtime.scheduler.admission import Fail, NewTokenRatio, PrefillAdder, Verdict, grow
 from runtime.scheduler.queues import WaitingQueue
-from runtime.scheduler.report import Counters
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.request import Request
+from runtime.scheduler.scheduler_base import Counters
 from runtime.scheduler.stage import Stage
 
 MAX_TAIL_AHEAD = 256  # slots reserved ahead of a growing tail, at most
 RETRY_TICKS = 8  # after a refusal for lack of slots, how long admission waits if nothing changes
-log = logging.getLogger(__name__)
-
-Fail = Callable[[Request, RuntimeFault], None]
-
-
 OTHERS = 8
-"""The share of places and slots that one request's sequences leave to others is one of so many."""
+"""The sequences of one group leave 1/OTHERS of the running requests and slots to others."""
+log = logging.getLogger(__name__)
 
 
 class _Groups:
-    """How many of each group run (see TokenizedGenerateReqInput). One group leaves an eighth of the places,
-    and of the slots, to others: else who comes after it would wait until some of it is finished."""
+    """How many requests of each group run (see TokenizedGenerateReqInput), of at most `limit` in all. Later
+    requests need not wait until some of a large group have finished."""
 
-    def __init__(self, running: Sequence[Request], waiting: Sequence[Request], places: int) -> None:
-        self._most = places - max(1, places // OTHERS) if places > 1 else places
+    def __init__(self, running: Sequence[Request], waiting: Sequence[Request], limit: int) -> None:
+        self._most = limit - max(1, limit // OTHERS) if limit > 1 else limit
         self._running: Counter[str] = Counter()
         self._closed: set[str] = set()
         if any(one.source.group is not None for one in waiting):
@@ -48,20 +44,20 @@ class _Groups:
     def runs(self, request: Request) -> bool:
         return request.source.group is not None and self._running[request.source.group] > 0
 
-    def take(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         if request.source.group is not None:
             self._running[request.source.group] += 1
 
     def close(self, request: Request) -> None:
-        """There is no room for more of its group in this tick."""
+        """No more of its group in this tick."""
         assert request.source.group is not None
         self._closed.add(request.source.group)
 
 
 class RunningBatch:
-    """`running`: in the order of admission, each with a lease. `yields`: lets go of slots kept for nobody who
-    runs (sessions'); False when there are none. `fail`: ends a request that can have no slots. `damaged`:
-    whether the account of slots was found wrong."""
+    """`running`: in the order of admission, each with a lease. `release_kept`: frees slots that are kept for
+    later turns of sessions; False when there are none. `fail`: ends a request that gets no slots. `damaged`:
+    whether the account of slots is wrong."""
 
     def __init__(
         self,
@@ -72,12 +68,12 @@ class RunningBatch:
         stage: Stage,
         clock: Callable[[], float],
         *,
-        yields: Callable[[], bool],
+        release_kept: Callable[[], bool],
         fail: Fail,
         adapters: AdapterRegistry,
     ) -> None:
         self._config, self._manager, self._waiting, self._counters = config, manager, waiting, counters
-        self._stage, self._clock, self._yields, self._fail = stage, clock, yields, fail
+        self._stage, self._clock, self._release_kept, self._fail = stage, clock, release_kept, fail
         self._adapters = adapters
         self._preempts = config.policy == "priority" and config.preemption_threshold is not None
         self._blocked_until = 0  # admission waits for this tick, or for slots to come free
@@ -86,7 +82,7 @@ class RunningBatch:
         self.damaged = False
 
     def configure(self, config: SchedulerConfig) -> None:
-        """Go by these numbers from now on."""
+        """Use these numbers from now on."""
         self._config = config
         self.unblock()
 
@@ -94,11 +90,11 @@ class RunningBatch:
         """Something changed: admission is worth trying."""
         self._blocked_until = 0
 
-    # -- slots for who runs ----------------------------------------------------------------------------------
+    # -- slots for running requests --------------------------------------------------------------------------
 
-    def make_room(self) -> bool:
-        """Slots for the next token of every running request. False when some had to be retracted for that:
-        then nobody new is let in. Not while a step is under way."""
+    def extend_leases(self) -> bool:
+        """Get slots for the next token of every running request. False if some had to be retracted for that:
+        then no request is admitted. Not while a step is under way."""
         short = [
             request
             for request in self.running
@@ -115,11 +111,11 @@ class RunningBatch:
         return not retracted
 
     def _grow(self, request: Request) -> bool:
-        """Slots for its tokens, whoever has to go for them; whether somebody had to."""
+        """Get slots for its tokens; returns whether a request was retracted for that."""
         ahead = min(MAX_TAIL_AHEAD, max(16, request.produced))
         retracted = False
         while not grow(self._manager, request, ahead, self.running):
-            if self._yields():
+            if self._release_kept():
                 continue
             if len(self.running) == 1 and not self._manager.transfers:
                 self._fail(
@@ -140,53 +136,53 @@ class RunningBatch:
                 break
         return retracted
 
-    # -- coming ----------------------------------------------------------------------------------------------
+    # -- admission -------------------------------------------------------------------------------------------
 
     def admit(self, tick: int, *, preempt: bool) -> None:
-        """Let in who may start now. `preempt`: others may lose their places for it; not while a step is under
-        way."""
+        """Admit the requests that may start now. `preempt`: others may be preempted for them; not while a
+        step is under way."""
         if not self._waiting:
             return
-        room = self._config.max_running_requests - len(self.running)
+        free = self._config.max_running_requests - len(self.running)
         blocked = bool(self.running) and tick < self._blocked_until and not self._stage.delivered
-        if room > 0 and not blocked:
-            self._let_in(tick, room)
+        if free > 0 and not blocked:
+            self._admit_waiting(tick, free)
         if preempt and self._preempts and self._waiting and self.running and not blocked:
-            self._make_place(tick)
+            self._preempt(tick)
 
-    def _let_in(self, tick: int, room: int) -> None:
+    def _admit_waiting(self, tick: int, free: int) -> None:
         adder = self._adder()
         deferred = admitted = full = False
         waiting = self._waiting.order(self._manager.cache, tick)
-        places = self._adapters.places(self.running, waiting, tick)
+        adapters = self._adapters.for_round(self.running, waiting, tick) if self._adapters.active else None
         groups = _Groups(self.running, waiting, self._config.max_running_requests)
         for request in waiting:
-            if room <= 0:
+            if free <= 0:
                 break
             if not self._may_begin(request) or (full and request.lease is None):
                 continue
             if groups.full(request):
                 continue
-            if places is not None and not places.has(request):
+            if adapters is not None and not adapters.allows(request):
                 deferred = True
                 continue
             spare = self._manager.slots // OTHERS if groups.runs(request) else 0
             verdict = adder.add(request, spare)
-            while verdict is Verdict.FULL and self._yields():
+            while verdict is Verdict.FULL and self._release_kept():
                 verdict = adder.add(request, spare)
             if verdict is Verdict.ADMITTED:
-                room -= 1
-                groups.take(request)
+                free -= 1
+                groups.add(request)
                 admitted = True  # counted in full in this tick, as expected from the next on
                 self._enter(request)
-                if places is not None:
-                    places.take(request)
+                if adapters is not None:
+                    adapters.add(request)
             elif verdict is Verdict.LATER:
                 deferred = True
             elif spare:
-                groups.close(request)  # there may be room for others
+                groups.close(request)  # others may fit
             elif not self.running and not self._manager.transfers:
-                # It fits alone, the checks saw to that: a defect, but nobody shall wait for ever.
+                # It was checked that it fits alone: a defect, but no request shall wait for ever.
                 self._fail(
                     request,
                     InternalFault("a request that fits the pool found no slots", where=request.rid),
@@ -196,11 +192,11 @@ class RunningBatch:
                     self._blocked_until = tick + RETRY_TICKS
                 if not self._stage.delivered:
                     break
-                full = True  # who has slots already needs none
+                full = True  # a request that has slots already needs none
 
-    def _make_place(self, tick: int) -> None:
-        """Waiting requests take the places of running ones of clearly lower priority. Nobody loses its place
-        more than max_preemptions times, and only to a higher priority: so it ends."""
+    def _preempt(self, tick: int) -> None:
+        """Waiting requests preempt running ones of clearly lower priority. A request is preempted at most
+        max_preemptions times, and only by a higher priority: so it ends."""
         threshold = self._config.preemption_threshold or 0
         for request in self._waiting.by_priority():
             candidates = sorted(
@@ -214,10 +210,10 @@ class RunningBatch:
             )
             if not candidates:
                 return
-            places = self._adapters.places(self.running, (), tick)
-            if not self._may_begin(request) or not (places is None or places.has(request)):
+            adapters = self._adapters.for_round(self.running, (), tick) if self._adapters.active else None
+            if not self._may_begin(request) or not (adapters is None or adapters.allows(request)):
                 continue
-            victims = self._adder().places(request, candidates)
+            victims = self._adder().victims(request, candidates)
             if not victims:
                 return
             for victim in victims:
@@ -248,17 +244,17 @@ class RunningBatch:
         else:
             self._stage.restore(request)
 
-    # -- going -----------------------------------------------------------------------------------------------
+    # -- leaving ---------------------------------------------------------------------------------------------
 
     def retract_all(self) -> None:
-        """Everybody back to the front of the queue, in order. Not while a step is under way."""
+        """All requests go back to the front of the queue, in order. Not while a step is under way."""
         for request in reversed(list(self.running)):
             self._leave(request)
             self._waiting.put_back(request)
 
     def remove(self, request: Request, *, keep: bool) -> None:
-        """It is over; nothing happens when it does not run. `keep`: what was computed is right and may stay
-        in the cache."""
+        """It has finished; nothing happens if it does not run. `keep`: its KV is right and may stay in the
+        cache."""
         if request.lease is None:
             return
         if request.lease in self._manager.transfers:
@@ -269,14 +265,14 @@ class RunningBatch:
         self.unblock()
 
     def park(self, request: Request) -> None:
-        """It runs no more, and keeps its slots until it is removed."""
+        """It no longer runs, and keeps its slots until it is removed."""
         assert request.lease is not None
         self.running.remove(request)
         self._manager.transfers.append(request.lease)
         self.unblock()
 
     def publish(self, request: Request) -> None:
-        """What it has computed so far is there for others."""
+        """Give what it has computed so far to the cache."""
         assert request.lease is not None
         try:
             self._manager.publish(request.lease, request.tokens, request.settled)
@@ -284,20 +280,20 @@ class RunningBatch:
             self._harm(fault)
 
     def restart(self, live: Iterable[Request]) -> None:
-        """The account of slots is void: it begins anew, and who runs goes back to the front of the queue."""
-        gone, self.running[:] = list(self.running), []
-        for request in reversed(gone):
+        """Start the account of slots anew; running requests go back to the front of the queue."""
+        removed, self.running[:] = list(self.running), []
+        for request in reversed(removed):
             self._lost(request)
             self._waiting.put_back(request)
         for request in live:
-            request.lease = None  # of one that was about to be let in
+            request.lease = None  # of one that was about to be admitted
         self._manager.rebuild()
         self.damaged = False
         self.unblock()
 
     def check(self, kept: Sequence[Lease]) -> None:
-        """Raise InternalFault, with the numbers, unless every slot is accounted for. `kept`: leases of nobody
-        who runs."""
+        """Raise InternalFault, with the numbers, unless every slot is accounted for. `kept`: leases of
+        sequences that do not run."""
         leases = [request.lease for request in self.running if request.lease is not None]
         if len(leases) != len(self.running):
             raise InternalFault("a running request holds no lease", where="scheduler")
@@ -307,11 +303,11 @@ class RunningBatch:
             held = cache.held_by([lease.match for lease in [*kept, *self._manager.transfers]])
             if held != cache.protected:
                 raise InternalFault(
-                    f"{cache.protected} cached slots are locked, {held} of them by anybody", where="cache"
+                    f"{cache.protected} cached slots are locked, {held} of them by leases", where="cache"
                 )
 
     def _leave(self, request: Request) -> None:
-        """Out, for now: the output stays, what was computed stays in the cache while there is room."""
+        """Stop it for now: its output stays, and its KV stays in the cache until it is evicted."""
         self._stage.offload(request)
         self._close(request, request.computed)
         self.running.remove(request)
@@ -335,6 +331,6 @@ class RunningBatch:
             self._harm(fault)
 
     def _harm(self, fault: InternalFault) -> None:
-        """No request is to blame: each goes on, and the account is repaired before the next step."""
+        """No request is at fault: each continues, and the account is repaired before the next step."""
         log.error("the account of slots is damaged: %s", fault)
         self.damaged = True

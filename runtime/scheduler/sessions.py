@@ -1,15 +1,16 @@
 """Sessions: conversations whose earlier turns need not be sent again. Each keeps a tree of its turns by name.
 
-A turn says which turn it follows and how much of it; here that becomes a whole prompt. The prefix cache makes
-it cheap; a streaming session also keeps its last turn in the cache, locked, as long as nobody needs the room.
-It knows no running requests: the scheduler tells it what a turn came to.
+A turn names the turn it follows and how much of it; here that becomes a whole prompt, most of which is in the
+prefix cache. A streaming session also keeps its last turn locked in the cache until its slots are needed. It
+knows no running requests: the scheduler reports the outcome of each turn.
 """
 
 from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from runtime.protocol.request_base import MAX_NAME_BYTES
 from runtime.scheduler.requests.request import Request
 
 MAX_TURNS = 4096  # of one session
-GIVEN_BY_FRONTEND = ("turn", "room", "owner")
+SET_BY_FRONTEND = ("turn", "clip", "owner")
 
 
 class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +35,8 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace   drop what followed that turn until now (without rid: every turn); what of it still runs is
               cancelled, the turn itself too if it runs
     drop_previous_output   leave out that turn's output
-    turn      what later turns call this one; None: the request's own id. Frontends give it, users do not
-    room      lower max_new_tokens to the room there is, rather than refuse the turn; likewise
+    turn      the name of this turn for later ones; None: the request's id. Set by frontends, not by users
+    clip      lower max_new_tokens to what fits, rather than refuse the turn; likewise
     owner     the client whose session it is; likewise
     """
 
@@ -45,35 +46,36 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace: bool = False
     drop_previous_output: bool = False
     turn: str | None = None
-    room: bool = False
+    clip: bool = False
     owner: str = ""
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> SessionParams:
         try:
-            given = {
+            fields = {
                 name: value
                 for name, value in params.items()
                 if name in cls.__struct_fields__ or (value is not None and value is not False)
             }
-            return msgspec.convert(given, cls)
+            return msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
-            known = ", ".join(name for name in cls.__struct_fields__ if name not in GIVEN_BY_FRONTEND)
+            known = ", ".join(name for name in cls.__struct_fields__ if name not in SET_BY_FRONTEND)
             raise BadRequest(str(error), where="session_params", hint=f"fields: {known}") from error
 
 
+@dataclass(slots=True, eq=False)
 class _Turn:
     """prompt = the first `kept` tokens of the parent's whole, then `part`; whole = prompt, then `output`.
-    `name`: what users call it; `rid`: the request's id here, which a frontend may have made its own."""
+    `name`: for users; `rid`: the request's id here, which the frontend may have changed."""
 
-    __slots__ = ("children", "done", "kept", "name", "output", "parent", "part", "rid")
-
-    def __init__(self, name: str, rid: str, parent: _Turn | None, kept: int, part: Iterable[int]) -> None:
-        self.name, self.rid, self.parent, self.kept = name, rid, parent, kept
-        self.part = array("q", part)
-        self.output = array("q")
-        self.done = False
-        self.children: list[_Turn] = []
+    name: str
+    rid: str
+    parent: _Turn | None
+    kept: int
+    part: array[int]
+    output: array[int] = field(default_factory=lambda: array("q"))
+    done: bool = False
+    children: list[_Turn] = field(default_factory=list)
 
     def whole(self) -> array[int]:
         line: list[_Turn] = []
@@ -90,27 +92,26 @@ class _Turn:
 
     def below(self) -> list[_Turn]:
         """All turns that follow it, directly or not."""
-        found = list(self.children)
-        for turn in found:
-            found.extend(turn.children)
-        return found
+        turns = list(self.children)
+        for turn in turns:
+            turns.extend(turn.children)
+        return turns
 
 
+@dataclass(slots=True, eq=False)
 class _Session:
-    __slots__ = (
-        "capacity", "id", "last", "lease", "live", "owner", "streaming", "timeout_s", "turns", "used_at",
-    )  # fmt: skip
+    """live: how many turns run or wait. lease: what a streaming session keeps between its turns."""
 
-    def __init__(
-        self, id: str, owner: str, capacity: int, timeout_s: float | None, streaming: bool, now: float
-    ) -> None:
-        self.id, self.owner, self.capacity = id, owner, capacity
-        self.timeout_s, self.streaming = timeout_s, streaming
-        self.turns: dict[str, _Turn] = {}
-        self.last: _Turn | None = None
-        self.live = 0  # turns that run or wait
-        self.lease: Lease | None = None  # what a streaming session keeps between its turns
-        self.used_at = now
+    id: str
+    owner: str
+    capacity: int
+    timeout_s: float | None
+    streaming: bool
+    used_at: float
+    turns: dict[str, _Turn] = field(default_factory=dict)
+    last: _Turn | None = None
+    live: int = 0
+    lease: Lease | None = None
 
 
 def _size(turn: _Turn) -> int:
@@ -118,16 +119,17 @@ def _size(turn: _Turn) -> int:
 
 
 class Sessions:
-    """`limit`: sessions open at once, at most; `most_tokens`: of all their turns together."""
+    """`limit`: sessions open at once, at most; `most_tokens`: of all their turns together. by_key: the open
+    sessions by owner and id."""
 
     def __init__(self, manager: CacheManager, limit: int, most_tokens: int = 16 << 20) -> None:
         self._manager, self._limit, self._most_tokens = manager, limit, most_tokens
         self.tokens = 0
-        self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id
+        self.by_key: dict[tuple[str, str], _Session] = {}
         self._of: dict[str, tuple[_Session, _Turn]] = {}  # live turns by rid
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_key)
 
     def open(
         self,
@@ -138,10 +140,10 @@ class Sessions:
         now: float,
         owner: str = "",
     ) -> str:
-        """The new session's id. Raises BadRequest: the id is taken, too many are open, a number is out of
+        """The new session's id. Raises BadRequest: the id is in use, too many are open, a number is out of
         range."""
         name = uuid.uuid4().hex if session_id is None else session_id
-        if (owner, name) in self._sessions:
+        if (owner, name) in self.by_key:
             raise BadRequest(
                 f"the session {name!r} is open already", where="session_id", hint="close it first"
             )
@@ -153,19 +155,19 @@ class Sessions:
             raise BadRequest(f"must be at least 0 (no limit), got {capacity}", where="capacity")
         if timeout_s is not None and not 0 < timeout_s < float("inf"):
             raise BadRequest(f"must be a positive number, got {timeout_s}", where="timeout_s")
-        if len(self._sessions) >= self._limit:
+        if len(self.by_key) >= self._limit:
             raise BadRequest(
                 f"{self._limit} sessions are open, the most there may be", where="session_id",
                 hint="close one, or give sessions a timeout",
             )  # fmt: skip
-        self._sessions[owner, name] = _Session(name, owner, capacity, timeout_s, streaming, now)
+        self.by_key[owner, name] = _Session(name, owner, capacity, timeout_s, streaming, now)
         return name
 
     def close(self, session_id: str, owner: str = "") -> list[str]:
-        """Forget the session and free what it keeps; the rids of its turns that still run. Raises
+        """Forget the session and free its slots; returns the rids of its turns that still run. Raises
         BadRequest."""
         session = self._get(session_id, owner, "session_id")
-        del self._sessions[owner, session_id]
+        del self.by_key[owner, session_id]
         self._let_go(session)
         self.tokens -= sum(map(_size, session.turns.values()))
         rids = [rid for rid, (owner, _) in self._of.items() if owner is session]
@@ -174,10 +176,10 @@ class Sessions:
         return rids
 
     def expire(self, now: float) -> list[str]:
-        """Close the sessions nobody used for their timeout; which."""
+        """Close the sessions that were not used for their timeout; returns their ids."""
         late = [
             one
-            for one in self._sessions.values()
+            for one in self.by_key.values()
             if one.timeout_s is not None and not one.live and now - one.used_at >= one.timeout_s
         ]
         for one in late:
@@ -187,8 +189,8 @@ class Sessions:
     def compose(
         self, req: TokenizedGenerateReqInput, live: Mapping[str, Request], now: float, limit: int
     ) -> tuple[TokenizedGenerateReqInput, list[str]]:
-        """The request with its whole prompt, and the rids of turns to cancel for it. Remembers nothing yet.
-        `limit`: tokens of any request, at most. Raises BadRequest."""
+        """The request with its whole prompt, and the rids of turns to cancel for it. Changes nothing yet.
+        `limit`: the most tokens of any request. Raises BadRequest."""
         params = SessionParams.of(req.session_params or {})
         session = self._get(params.id, params.owner, "session_params.id")
         session.used_at = now
@@ -208,17 +210,17 @@ class Sessions:
             )  # fmt: skip
         dropped: list[str] = []
         if params.replace:
-            gone = [*parent.below(), parent] if parent else list(session.turns.values())
-            dropped = [turn.rid for turn in gone if not turn.done]
+            replaced = [*parent.below(), parent] if parent else list(session.turns.values())
+            dropped = [turn.rid for turn in replaced if not turn.done]
         if parent is None:
-            return self._fitting(session, req, limit if params.room else None), dropped
+            return self._fitting(session, req, limit if params.clip else None), dropped
         base = parent.whole()
-        said = array("q", parent.output)
+        output = array("q", parent.output)
         if not parent.done and (request := live.get(parent.rid)) is not None:
-            said = request.tokens[request.prompt_len :]
-            base.extend(said)
+            output = request.tokens[request.prompt_len :]
+            base.extend(output)
         if params.drop_previous_output:
-            del base[len(base) - len(said) :]
+            del base[len(base) - len(output) :]
         if params.offset:
             if abs(params.offset) > len(base):
                 raise BadRequest(
@@ -227,12 +229,12 @@ class Sessions:
             del base[params.offset :]
         base.extend(req.input_ids)
         whole = msgspec.structs.replace(req, input_ids=base.tolist())
-        return self._fitting(session, whole, limit if params.room else None), dropped
+        return self._fitting(session, whole, limit if params.clip else None), dropped
 
     def _fitting(
         self, session: _Session, req: TokenizedGenerateReqInput, limit: int | None
     ) -> TokenizedGenerateReqInput:
-        """`limit`: what max_new_tokens may be lowered for; None: it stays."""
+        """`limit`: max_new_tokens may be lowered to fit this; None: it stays."""
         tokens, new = len(req.input_ids), req.sampling_params.max_new_tokens
         if limit is not None:
             most = min(limit, session.capacity or limit) - tokens
@@ -251,10 +253,11 @@ class Sessions:
             )
         return req
 
-    def begin(self, composed: TokenizedGenerateReqInput, own: int) -> None:
-        """The composed request, whose last `own` tokens are its own, was taken in: it is a turn now."""
+    def begin(self, composed: TokenizedGenerateReqInput, new: int) -> None:
+        """The composed request, whose last `new` tokens are not of earlier turns, was accepted: it is a turn
+        now."""
         params = SessionParams.of(composed.session_params or {})
-        session = self._sessions[params.owner, params.id]
+        session = self.by_key[params.owner, params.id]
         parent = self._parent(session, params)
         if params.replace:
             for turn in parent.below() if parent else list(session.turns.values()):
@@ -264,9 +267,9 @@ class Sessions:
                 session.live -= not turn.done
             if parent is not None:
                 parent.children.clear()
-        kept = len(composed.input_ids) - own
+        kept = len(composed.input_ids) - new
         name = params.turn or composed.rid
-        turn = _Turn(name, composed.rid, parent, kept, composed.input_ids[kept:])
+        turn = _Turn(name, composed.rid, parent, kept, array("q", composed.input_ids[kept:]))
         if parent is not None:
             parent.children.append(turn)
         session.turns[turn.name] = session.last = turn
@@ -275,11 +278,12 @@ class Sessions:
         self._of[turn.rid] = session, turn
 
     def end(self, request: Request, now: float) -> None:
-        """The request is over; nothing happens when it was no turn. Call it when its KV is in the cache."""
-        found = self._of.pop(request.rid, None)
-        if found is None:
+        """The request has finished; nothing happens if it was no turn. To be called when its KV is in the
+        cache."""
+        live = self._of.pop(request.rid, None)
+        if live is None:
             return
-        session, turn = found
+        session, turn = live
         if not turn.done:
             turn.output, turn.done = request.tokens[request.prompt_len :], True
             if session.turns.get(turn.name) is turn:
@@ -291,31 +295,31 @@ class Sessions:
             session.lease = self._manager.open(request.tokens, request.source.extra_key)
 
     def leases(self) -> list[Lease]:
-        """What is kept between turns."""
-        return [one.lease for one in self._sessions.values() if one.lease is not None]
+        """Leases that are kept between turns."""
+        return [one.lease for one in self.by_key.values() if one.lease is not None]
 
     def give_up(self) -> bool:
-        """Let go of what the session unused for longest keeps. False when none keeps anything."""
-        keeping = [one for one in self._sessions.values() if one.lease is not None]
+        """Free the slots of the least recently used session that keeps some. False when none does."""
+        keeping = [one for one in self.by_key.values() if one.lease is not None]
         if keeping:
             self._let_go(min(keeping, key=lambda one: one.used_at))
         return bool(keeping)
 
     def let_go(self) -> None:
-        """Let go of everything that is kept."""
+        """Free the slots of all sessions."""
         while self.give_up():
             pass
 
     def void(self) -> None:
-        """The cache is gone: so is what was kept in it."""
-        for session in self._sessions.values():
+        """The cache is void, and with it the sessions' leases."""
+        for session in self.by_key.values():
             session.lease = None
 
-    def _get(self, session_id: str, owner: str, where: str) -> _Session:
-        session = self._sessions.get((owner, session_id))
+    def _get(self, session_id: str, owner: str, field: str) -> _Session:
+        session = self.by_key.get((owner, session_id))
         if session is None:
             raise BadRequest(
-                f"there is no session {session_id[:80]!r}", where=where, hint="open it; it may have timed out"
+                f"there is no session {session_id[:80]!r}", where=field, hint="open it; it may have timed out"
             )
         return session
 

@@ -1,12 +1,12 @@
-"""The bootstrap server of a prefill engine: where its ranks are. And its clients.
+"""The bootstrap server of a prefill engine, which knows the addresses of its ranks, and its clients.
 
     PUT  /route                a rank registers: RankInfo
     GET  /route                all ranks (?engine_rank=N&target_dp_group=N&target_pp_rank=N: one of them)
-    POST /register_dp_rank     {"bootstrap_room", "dp_rank"}: which data-parallel rank computes this room
-    POST /query_dp_ranks       {"bootstrap_rooms"}: their ranks, by room
+    POST /register_dp_rank     {"bootstrap_room", "dp_rank"}: which data-parallel rank computes this transfer
+    POST /query_dp_ranks       {"bootstrap_rooms"}: their ranks, by transfer
     GET  /health
 
-503 until all ranks have registered, 404 for one that there is not. With a key, whoever asks must hold it.
+503 until all ranks have registered, 404 for an unknown one. With a key, clients must have the same.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 MAX_BODY: Final = 1 << 20
 MAX_ANSWER: Final = 16 << 20
 REQUEST_S: Final = 10.0
-ROOMS_KEPT: Final = 100_000
+IDS_KEPT: Final = 100_000
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank of a prefill engine is. address: as its transfer understands it."""
+    """One rank of a prefill engine. address: in the form of its transfer."""
 
     address: str
     transfer: str
@@ -61,13 +61,13 @@ class EngineInfo(msgspec.Struct, frozen=True):
     ranks: list[RankInfo]
 
 
-class RoomRank(msgspec.Struct, frozen=True):
-    bootstrap_room: int
+class IdRank(msgspec.Struct, frozen=True, rename={"bootstrap_id": "bootstrap_room"}):
+    bootstrap_id: int
     dp_rank: int
 
 
-class Rooms(msgspec.Struct, frozen=True):
-    bootstrap_rooms: list[int]
+class Ids(msgspec.Struct, frozen=True, rename={"bootstrap_ids": "bootstrap_rooms"}):
+    bootstrap_ids: list[int]
 
 
 class _Refusal(Exception):
@@ -77,59 +77,59 @@ class _Refusal(Exception):
 
 
 class _Registry:
-    """What the server knows."""
+    """The state of the server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranks: dict[tuple[int, int, int], RankInfo] = {}
-        self._rooms: OrderedDict[int, int] = OrderedDict()
+        self._rank_of: OrderedDict[int, int] = OrderedDict()  # bootstrap id -> dp rank
 
     def register(self, info: RankInfo) -> None:
         sizes = (info.dp_ranks, info.pp_ranks, info.ranks)
-        place = (info.dp_rank, info.pp_rank, info.rank)
-        if not all(0 <= one < size <= 4096 for one, size in zip(place, sizes)):
-            raise _Refusal(400, f"rank {place} of {sizes}")
+        position = (info.dp_rank, info.pp_rank, info.rank)
+        if not all(0 <= one < size <= 4096 for one, size in zip(position, sizes)):
+            raise _Refusal(400, f"rank {position} of {sizes}")
         with self._lock:
             known = next(iter(self._ranks.values()), None)
             if known is not None and sizes != (known.dp_ranks, known.pp_ranks, known.ranks):
                 self._ranks.clear()  # another engine than before
-            self._ranks[place] = info
+            self._ranks[position] = info
 
     def all(self) -> EngineInfo:
         with self._lock:
-            found = [info for _, info in sorted(self._ranks.items())]
-        if not found:
+            ranks = [info for _, info in sorted(self._ranks.items())]
+        if not ranks:
             raise _Refusal(503, "no rank has registered yet")
-        one = found[0]
+        one = ranks[0]
         total = one.dp_ranks * one.pp_ranks * one.ranks
-        if len(found) < total:
-            raise _Refusal(503, f"{len(found)} of {total} ranks have registered")
-        return EngineInfo(one.transfer, one.ranks, one.dp_ranks, one.pp_ranks, found)
+        if len(ranks) < total:
+            raise _Refusal(503, f"{len(ranks)} of {total} ranks have registered")
+        return EngineInfo(one.transfer, one.ranks, one.dp_ranks, one.pp_ranks, ranks)
 
-    def one(self, place: tuple[int, int, int]) -> RankInfo:
+    def one(self, position: tuple[int, int, int]) -> RankInfo:
         self.all()
         with self._lock:
-            found = self._ranks.get(place)
-        if found is None:
-            raise _Refusal(404, f"there is no rank (dp, pp, tp) {place}")
-        return found
+            info = self._ranks.get(position)
+        if info is None:
+            raise _Refusal(404, f"there is no rank (dp, pp, tp) {position}")
+        return info
 
-    def place_room(self, room: int, rank: int) -> None:
+    def assign(self, bootstrap_id: int, rank: int) -> None:
         with self._lock:
-            self._rooms[room] = rank
-            while len(self._rooms) > ROOMS_KEPT:
-                self._rooms.popitem(last=False)
+            self._rank_of[bootstrap_id] = rank
+            while len(self._rank_of) > IDS_KEPT:
+                self._rank_of.popitem(last=False)
 
-    def rooms(self, rooms: list[int]) -> dict[str, int]:
-        """Those that nobody placed go by their number."""
+    def ranks_of(self, bootstrap_ids: list[int]) -> dict[str, int]:
+        """Ids without a registered rank are distributed by their number."""
         size = self.all().dp_size
         with self._lock:
-            return {str(room): self._rooms.get(room, room % size) for room in rooms}
+            return {str(one): self._rank_of.get(one, one % size) for one in bootstrap_ids}
 
 
 class BootstrapServer:
-    """Runs from here on, until close(). port 0: any free one; `port` says which. Raises BadRequest: another
-    interface and no key; TransferError: the port cannot be had."""
+    """Runs until close(). port 0: any free one, then in `port`. Raises BadRequest: another interface than
+    loopback and no key; TransferError: it cannot listen."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, key: bytes | None = None) -> None:
         if key is None and host != "localhost" and not is_loopback(host):
@@ -138,17 +138,14 @@ class BootstrapServer:
                 where=host,
                 hint="give both sides the same secret, or listen on 127.0.0.1",
             )
-        registry, token = _Registry(), _token(key)
 
         class Handler(_Handler):
-            pass
-
-        Handler.registry, Handler.token = registry, token
+            registry, token = _Registry(), _token(key)
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 128
-            address_family = _family(host)
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         try:
             self._server = Server((host, port), Handler)
@@ -180,15 +177,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
 
@@ -207,11 +195,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    do_GET = do_PUT = do_POST = _answer
+
     def _act(self) -> Any:
         url = urlsplit(self.path)
         if self.token is not None:
-            given = self.headers.get("Authorization") or ""
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {self.token}".encode()):
+            header = self.headers.get("Authorization") or ""
+            if not hmac.compare_digest(header.encode("utf-8", "replace"), f"Bearer {self.token}".encode()):
                 raise _Refusal(401, "the key is another one")
         match self.command, url.path:
             case "GET", "/health":
@@ -222,23 +212,23 @@ class _Handler(BaseHTTPRequestHandler):
                 self.registry.register(msgspec.json.decode(self._body(), type=RankInfo))
                 return {}
             case "POST", "/register_dp_rank":
-                room = msgspec.json.decode(self._body(), type=RoomRank)
-                self.registry.place_room(room.bootstrap_room, room.dp_rank)
+                one = msgspec.json.decode(self._body(), type=IdRank)
+                self.registry.assign(one.bootstrap_id, one.dp_rank)
                 return {}
             case "POST", "/query_dp_ranks":
-                return self.registry.rooms(msgspec.json.decode(self._body(), type=Rooms).bootstrap_rooms)
+                return self.registry.ranks_of(msgspec.json.decode(self._body(), type=Ids).bootstrap_ids)
         raise _Refusal(404, f"there is no {self.command} {url.path[:80]}")
 
     def _route(self, query: str) -> EngineInfo | RankInfo:
-        found = parse_qs(query, max_num_fields=16)
-        place = []
+        parameters = parse_qs(query, max_num_fields=16)
+        position = []
         for name in ("target_dp_group", "target_pp_rank", "engine_rank"):
             try:
-                place.append(int(found.get(name, ["-1"])[0]))
+                position.append(int(parameters.get(name, ["-1"])[0]))
             except ValueError:
                 raise _Refusal(400, f"{name} must be a number") from None
-        dp, pp, rank = place
-        if max(place) < 0:
+        dp, pp, rank = position
+        if max(position) < 0:
             return self.registry.all()
         return self.registry.one((max(0, dp), max(0, pp), max(0, rank)))
 
@@ -260,8 +250,7 @@ def register(bootstrap: str, info: RankInfo, key: bytes | None, timeout: float) 
 
 
 def resolve(bootstrap: str, key: bytes | None, timeout: float) -> EngineInfo:
-    """All ranks of the engine. Raises TransferPeerLost where another attempt may find them, TransferError
-    where not."""
+    """All ranks of the engine. Raises TransferPeerLost if another attempt may succeed, else TransferError."""
     body = _ask(bootstrap, "GET", "/route?engine_rank=-1&target_dp_group=-1", None, key, timeout)
     try:
         return msgspec.json.decode(body, type=EngineInfo)
@@ -287,8 +276,8 @@ def _ask(
         answer = connection.getresponse()
         data = answer.read(MAX_ANSWER)
     except (OSError, http.client.HTTPException) as error:
-        words = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        raise TransferPeerLost(f"the bootstrap server was not reached: {words}", where=bootstrap) from error
+        cause = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        raise TransferPeerLost(f"the bootstrap server was not reached: {cause}", where=bootstrap) from error
     finally:
         connection.close()
     if answer.status == 503:
@@ -309,7 +298,3 @@ def _message(data: bytes) -> str:
 
 def _token(key: bytes | None) -> str | None:
     return None if key is None else hmac.digest(key, b"sglang-dsl bootstrap", "sha256").hex()
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

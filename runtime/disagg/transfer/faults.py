@@ -1,5 +1,5 @@
-"""Failure injection: what goes wrong with a transfer, on purpose and by chance. Part of the test kit; servers
-take it from the environment variable SGLANG_DSL_TRANSFER_FAULTS, such as "corrupt=0.01,cut=0.001,seed=3".
+"""Fault injection for transfers, at random. Part of the test kit; servers read the environment variable
+SGLANG_DSL_TRANSFER_FAULTS, such as "corrupt=0.01,cut=0.001,seed=3".
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ VARIABLE: Final = "SGLANG_DSL_TRANSFER_FAULTS"
 @dataclass(frozen=True)
 class FaultRates:
     """Chances, 0 to 1. corrupt: a piece of KV is damaged on its way; cut: all connections to the other side
-    break while KV is sent; fail: a room fails on the prefill side; lose: metadata never leave; delay: they
-    leave `delay_s` seconds later; damage: they are damaged."""
+    break while KV is sent; fail: a transfer fails on the prefill side; lose: metadata never leave; delay:
+    they leave `delay_s` seconds later; damage: they are damaged."""
 
     corrupt: float = 0.0
     cut: float = 0.0
@@ -35,7 +35,7 @@ class FaultRates:
     def parse(cls, text: str) -> FaultRates:
         """`name=value,...`. Raises BadRequest."""
         known = {field.name: field.type for field in fields(cls)}
-        found: dict[str, float] = {}
+        rates: dict[str, float] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
             try:
@@ -46,16 +46,16 @@ class FaultRates:
                 raise BadRequest(
                     f"{part!r} is no chance of a fault", where=VARIABLE, hint=f"known: {', '.join(known)}"
                 )
-            found[name] = number
-        return cls(**{**found, "seed": int(found.get("seed", 0))})  # type: ignore[arg-type]
+            rates[name] = number
+        return cls(**{**rates, "seed": int(rates.get("seed", 0))})  # type: ignore[arg-type]
 
 
 class Faults:
-    """Draws what goes wrong; any thread may ask. made: how often each kind did."""
+    """Draws faults; any thread may call it. counts: how often each kind happened."""
 
     def __init__(self, rates: FaultRates) -> None:
         self.rates = rates
-        self.made: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self._random = random.Random(rates.seed)
         self._lock = threading.Lock()
 
@@ -92,5 +92,5 @@ class Faults:
         with self._lock:
             if self._random.random() >= rate:
                 return False
-            self.made[kind] = self.made.get(kind, 0) + 1
+            self.counts[kind] = self.counts.get(kind, 0) + 1
             return True

@@ -14,17 +14,17 @@ from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.plan import Run
-from runtime.protocol.errors import BadRequest, RuntimeFault, TransferLate
+from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault, TransferLate
 from runtime.protocol.registry import Registry
 
 FAKE_BOOTSTRAP_HOST: Final = "2.2.2.2"
 """A request with this bootstrap host has no other side, such as a warm-up: it gets the fake transfer."""
-MAX_ROOM: Final = (1 << 63) - 1
-"""Rooms are 1 .. MAX_ROOM: 0 marks a metadata row that nothing has landed in."""
+MAX_BOOTSTRAP_ID: Final = (1 << 63) - 1
+"""Transfers are 1 .. MAX_ROOM: 0 marks a metadata row that nothing has landed in."""
 
 
 class KVPoll(IntEnum):
-    """How far a room is. It only ever goes up, but for Failed, which is final as Success is."""
+    """The state of a transfer. It only goes up, except to Failed; Success and Failed are final."""
 
     Failed = 0
     Bootstrapping = 1
@@ -41,15 +41,15 @@ class KVPoll(IntEnum):
 class TransferOptions:
     """Settings of a manager. All times in seconds.
 
-    host               where it listens; also what its peers are told, unless `advertise` is given
-    key                secret of all who take part; without one only loopback addresses are listened on
-    bootstrap_timeout  until the other side of a room has been found and has said hello
+    host               where it listens; also the address for its peers, unless `advertise` is set
+    key                the secret of both sides; without one it listens on loopback addresses only
+    bootstrap_timeout  until the other side of a transfer is connected
     waiting_timeout    from then until all KV has arrived
-    heartbeat          between two signs of life of a peer; `heartbeat_misses` in a row, and it is lost
+    heartbeat          between two heartbeats of a peer; it is lost after `heartbeat_misses` missing in a row
     streams            connections for the KV between two managers
     piece_bytes        bytes of KV sent in one piece, about
     rank, ranks        which of the tensor-parallel ranks of its engine this manager is
-    faults             what is to go wrong, in tests
+    faults             injected faults, in tests
     """
 
     host: str = "127.0.0.1"
@@ -79,113 +79,13 @@ class TransferOptions:
         return self
 
 
-class KVSender(ABC):
-    """The prefill side of a room.
-
-    Bootstrapping until the decode side has said what it wants; then `start` is known and init() must be
-    called. send() as the prompt is computed, with the metadata behind the last of it. One thread calls it;
-    nothing blocks. After a failure all calls but poll() and failure() do nothing.
-    """
-
-    room: int
-    start: int
-    """How many tokens of the prompt the decode side has already: what is sent begins with the next. Known
-    from WaitingForInput on."""
-
-    @abstractmethod
-    def poll(self) -> KVPoll:
-        """Success once the decode side has everything. Also notices deadlines."""
-
-    @abstractmethod
-    def init(self, tokens: int) -> None:
-        """How many tokens will be sent: the prompt's length less `start`. Fails the room where the decode
-        side has made room for another number."""
-
-    @abstractmethod
-    def send(self, runs: Sequence[Run], metadata: Metadata | None = None) -> None:
-        """The next tokens' KV, in token order; it is complete in these slots and must stay until the sender
-        has ended. metadata: of the whole; given with the last (whose `runs` may be empty)."""
-
-    @abstractmethod
-    def abort(self, reason: str = "aborted") -> None:
-        """End it, and tell the other side. Does nothing where it has ended."""
-
-    @abstractmethod
-    def failure(self) -> RuntimeFault | None:
-        """Why it failed."""
-
-
-class KVReceiver(ABC):
-    """The decode side of a room.
-
-    Bootstrapping until the prefill side was found; then init() says where the KV is to go. One thread calls
-    it; nothing blocks. After a failure all calls but poll() and failure() do nothing.
-    """
-
-    room: int
-
-    @abstractmethod
-    def poll(self) -> KVPoll:
-        """Success once all KV is in the pool and the metadata in its row. Also notices deadlines. Once it has
-        said Success or Failed nothing is written any more."""
-
-    @abstractmethod
-    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
-        """The slots of the prompt's tokens from `start` on; the prompt's tokens before that are not wanted.
-        index: a row of the manager's metadata buffers, empty."""
-
-    @abstractmethod
-    def abort(self, reason: str = "aborted") -> None:
-        """End it, and tell the other side. When it returns nothing is written any more."""
-
-    @abstractmethod
-    def failure(self) -> RuntimeFault | None:
-        """Why it failed."""
-
-
-class KVManager(ABC):
-    """One rank's end of a transfer: makes senders (prefill) and receivers (decode), holds the connections.
-
-    carries: whether KV really moves; of a transfer that does not, nothing may be kept in a prefix cache.
-    """
-
-    carries: ClassVar[bool]
-
-    @abstractmethod
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None: ...
-
-    @abstractmethod
-    def listen(self, bootstrap: str | None = None) -> str:
-        """The prefill side: take connections from now on; the address where. bootstrap: `host:port` of a
-        bootstrap server to register with. Raises TransferError, BadRequest."""
-
-    @abstractmethod
-    def sender(self, room: int) -> KVSender:
-        """Raises BadRequest: the room is no number from 1 to MAX_ROOM, or is in use."""
-
-    @abstractmethod
-    def receiver(self, bootstrap: str, room: int) -> KVReceiver:
-        """bootstrap: `host:port` of the prefill side's bootstrap server. Raises BadRequest, as sender()."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Figures for /metrics: rooms, bytes and seconds so far, failures."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """All rooms fail, all connections end."""
-
-
 class Progress:
-    """Where a room is, for the threads that move it: up only, Failed and Success final, within deadlines.
+    """The state of a transfer, shared by the threads that move it: it only goes up, Failed and Success are
+    final, and it fails at its deadline. lock: held while KV is written for this transfer, so that nothing is
+    written once it has ended."""
 
-    lock: held by whoever writes for this room, so that nothing is written once it has ended.
-    """
-
-    def __init__(self, room: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.room = room
+    def __init__(self, bootstrap_id: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bootstrap_id = bootstrap_id
         self.lock = threading.RLock()
         self._clock = clock
         self._poll = KVPoll.Bootstrapping
@@ -202,14 +102,14 @@ class Progress:
         return self._poll.ended
 
     def advance(self, to: KVPoll) -> bool:
-        """Whether it is at least there now. A room that has ended stays as it is."""
+        """Returns whether it is at least `to` now. A transfer that has ended stays as it is."""
         with self.lock:
             if not self._poll.ended and to > self._poll:
                 self._poll = to
             return self._poll is not KVPoll.Failed and self._poll >= to
 
     def fail(self, fault: RuntimeFault) -> bool:
-        """Whether this was the end of it."""
+        """Returns whether this ended it."""
         with self.lock:
             if self._poll.ended:
                 return False
@@ -217,32 +117,138 @@ class Progress:
             return True
 
     def within(self, seconds: float | None, late: str = "") -> None:
-        """Fail with `late` unless it has ended, or within() was called again, in so many seconds; None: it
-        may take its time."""
+        """Fail with `late` unless it has ended, or within() was called again, in so many seconds; None: no
+        deadline."""
         with self.lock:
             self._until = None if seconds is None else self._clock() + seconds
             self._late = late
 
     def late(self, late: str) -> None:
-        """Other words for the same deadline: more is known now."""
+        """Another message for the same deadline."""
         self._late = late
 
     def overdue(self) -> bool:
-        """Fail it if it is late; whether that was its end. Whoever polls asks this."""
+        """Fail the transfer if its deadline passed; returns True if it did."""
         with self.lock:
             if self._until is None or self._poll.ended or self._clock() < self._until:
                 return False
-            return self.fail(TransferLate(self._late, where=f"room {self.room}"))
+            return self.fail(TransferLate(self._late, where=f"room {self.bootstrap_id}"))
 
     def failure(self) -> RuntimeFault | None:
         return self._fault
 
 
-def check_room(room: int) -> int:
+def check_bootstrap_id(bootstrap_id: int) -> int:
     """Raises BadRequest."""
-    if not 1 <= room <= MAX_ROOM:
-        raise BadRequest(f"a room is a number from 1 to {MAX_ROOM}, not {room}", where="bootstrap_room")
-    return room
+    if not 1 <= bootstrap_id <= MAX_BOOTSTRAP_ID:
+        raise BadRequest(
+            f"a room is a number from 1 to {MAX_BOOTSTRAP_ID}, not {bootstrap_id}", where="bootstrap_room"
+        )
+    return bootstrap_id
+
+
+class TransferEnd:
+    """One side of a transfer. One thread calls it; nothing blocks. After a failure all calls but poll() and
+    failure() do nothing."""
+
+    def __init__(self, bootstrap_id: int) -> None:
+        self.bootstrap_id = check_bootstrap_id(bootstrap_id)
+        self.progress = Progress(bootstrap_id)
+
+    def poll(self) -> KVPoll:
+        """Also checks the deadline. Once it has returned Success or Failed, nothing is read or written any
+        more."""
+        if self.progress.overdue():
+            self._notify_failed()
+        return self.progress.now
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End it, and notify the other side. Nothing is written any more when it returns."""
+        self.fail(Aborted(reason, where=f"room {self.bootstrap_id}"))
+
+    def fail(self, fault: RuntimeFault, *, known_by: Any = None) -> None:
+        """Fail it, unless it has ended, and notify the other side. known_by: a link that needs no message."""
+        if self.progress.fail(fault):
+            self._notify_failed(known_by)
+
+    def failure(self) -> RuntimeFault | None:
+        """Why it failed."""
+        return self.progress.failure()
+
+    def _notify_failed(self, known_by: Any = None) -> None:
+        """It has just failed."""
+
+
+class KVSender(TransferEnd, ABC):
+    """The prefill side of a transfer.
+
+    Bootstrapping until the decode side has requested tokens; then `start` is known and init() must be called.
+    send() as the prompt is computed, with the metadata behind the last of it. Success once the decode side
+    has everything.
+    """
+
+    start: int
+    """How many tokens of the prompt the decode side has already: the first one to be sent. Known from
+    WaitingForInput on."""
+
+    @abstractmethod
+    def init(self, tokens: int) -> None:
+        """How many tokens will be sent: the prompt's length less `start`. Fails the transfer if the decode
+        side has slots for another number."""
+
+    @abstractmethod
+    def send(self, runs: Sequence[Run], metadata: Metadata | None = None) -> None:
+        """The next tokens' KV, in token order; it is complete in these slots and must stay until the sender
+        has ended. metadata: of the whole; passed with the last tokens (whose `runs` may be empty)."""
+
+
+class KVReceiver(TransferEnd, ABC):
+    """The decode side of a transfer.
+
+    Bootstrapping until the prefill side is connected; then init() says where the KV goes. Success once all KV
+    is in the pool and the metadata in its row.
+    """
+
+    @abstractmethod
+    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
+        """The slots of the prompt's tokens from `start` on; those before are not requested. index: a row of
+        the manager's metadata buffers, empty."""
+
+
+class KVManager(ABC):
+    """One rank's end of all its transfers: creates senders (prefill) and receivers (decode), holds the
+    connections.
+
+    carries: whether KV really moves; if not, nothing may be kept in a prefix cache.
+    """
+
+    carries: ClassVar[bool]
+
+    @abstractmethod
+    def __init__(
+        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
+    ) -> None: ...
+
+    @abstractmethod
+    def listen(self, bootstrap: str | None = None) -> str:
+        """The prefill side: accept connections from now on; returns the address. bootstrap: `host:port` of a
+        bootstrap server to register with. Raises TransferError, BadRequest."""
+
+    @abstractmethod
+    def sender(self, bootstrap_id: int) -> KVSender:
+        """Raises BadRequest: the id is not from 1 to MAX_BOOTSTRAP_ID, or is in use."""
+
+    @abstractmethod
+    def receiver(self, bootstrap: str, bootstrap_id: int) -> KVReceiver:
+        """bootstrap: `host:port` of the prefill side's bootstrap server. Raises BadRequest, as sender()."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Figures for /metrics: transfers, bytes and seconds so far, failures."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """All transfers fail, all connections end."""
 
 
 KV_TRANSFERS: Final[Registry[type[KVManager]]] = Registry(

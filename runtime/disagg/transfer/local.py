@@ -20,9 +20,8 @@ from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVMapping, KVMemory, copy_between, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
-from runtime.disagg.transfer.net.manager import BACKLOG, HELLO_S
+from runtime.disagg.transfer.net.manager import BACKLOG, HELLO_S, PullingManager
 from runtime.disagg.transfer.net.messages import Hello, Welcome
-from runtime.disagg.transfer.net.pulling import PullingManager
 from runtime.disagg.transfer.net.receiving import Receiver
 from runtime.ipc.zmq_mailbox import make_folder
 from runtime.plan import Run
@@ -102,7 +101,7 @@ class LocalManager(PullingManager):
     def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
         pool, mine = self._pools.get(link.session), self.memory
         if pool is None:
-            return False  # the link has ended, and its rooms with it
+            return False  # the link has ended, and its transfers with it
 
         def write(here: list[Run]) -> None:
             if isinstance(mine, ArrayMemory):
@@ -110,7 +109,7 @@ class LocalManager(PullingManager):
             else:
                 mine.write(here, heads, pool.layout.order, pool.read(there, heads, pool.layout.order))
 
-        return receiver.place(link, first, tokens_of(there), write)
+        return receiver.write_tokens(link, first, tokens_of(there), write)
 
     def close(self) -> None:
         super().close()

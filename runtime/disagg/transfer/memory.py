@@ -1,13 +1,14 @@
-"""Access to the bytes of a KV pool, torch or no torch: slots and heads in, bytes out, and back."""
+"""Access to the bytes of a KV pool, with or without torch: reads and writes slots and heads."""
 
 from __future__ import annotations
 
 import math
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,19 +19,19 @@ from runtime.protocol.errors import TransferError
 
 Array: TypeAlias = npt.NDArray[Any]
 Order: TypeAlias = Literal["token", "head"]
-"""How tokens' KV lies in a piece: "token": [tokens, layers, 2, heads, width]; "head": [layers, 2, heads,
-tokens, width]. Each pool prefers the one that it is nearer to."""
+"""The order of KV in a piece: "token": [tokens, layers, 2, heads, width]; "head": [layers, 2, heads, tokens,
+width]. Each pool prefers the one that is closer to its own."""
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """What KV one rank keeps of each token. Both sides tell it, and it must fit.
+    """The KV that one rank keeps of each token. Both sides exchange theirs, which must be compatible.
 
     layers       of the model
     total_heads  key heads of the whole model
     head_bytes   of one key head of one token: head_dim times the size of a number
     dtype        of the numbers, as torch calls it
     first, heads which key heads this rank has: `heads` from `first` on
-    order        how it likes pieces
+    order        the preferred order of pieces
     """
 
     layers: int
@@ -62,8 +63,8 @@ class KVLayout(msgspec.Struct, frozen=True):
 
 
 class KVMapping(msgspec.Struct, frozen=True):
-    """How a pool lies in memory that several processes map. strides: bytes to the next slot, layer, head (key
-    heads before value heads); size: of the whole."""
+    """The layout of a pool in shared memory. strides: bytes to the next slot, layer, head (key heads before
+    value heads); size: of the whole."""
 
     layout: KVLayout
     slots: int
@@ -71,29 +72,28 @@ class KVMapping(msgspec.Struct, frozen=True):
     size: int
 
 
-class KVMemory(Protocol):
+class KVMemory(ABC):
     """A pool, as bytes. Heads are counted in the whole model. Any thread may call it; calls on other slots
-    may run at the same time."""
+    may run at the same time. file, mapping: where it lies, if other processes can map it."""
 
     layout: KVLayout
     slots: int
     file: int | None
     mapping: KVMapping | None
 
+    @abstractmethod
     def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
-        """A copy of the KV in `runs`, in that order. Raises TransferError for slots or heads that are not of
-        this pool."""
-        ...
+        """A copy of the KV in `runs`, in that order. Raises TransferError for slots or heads outside of this
+        pool."""
 
+    @abstractmethod
     def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
-        """Raises TransferError as read() does, and when `data` is of another size."""
-        ...
+        """Raises TransferError as read() does, and if `data` has another size."""
 
 
-class ArrayMemory:
-    """KVMemory over an array of bytes [slots, layers, 2 * heads, head_bytes], in whatever order it lies in
-    memory: key heads before value heads. file, mapping: where, if other processes can map it; the file is
-    whoever's who made it."""
+class ArrayMemory(KVMemory):
+    """Over an array of bytes [slots, layers, 2 * heads, head_bytes] with any strides: key heads before value
+    heads. The caller closes the file."""
 
     def __init__(
         self, array: Array, layout: KVLayout, file: int | None = None, mapping: KVMapping | None = None
@@ -108,8 +108,8 @@ class ArrayMemory:
             raise ValueError("the array cannot be split into keys and values where it lies")
 
     @property
-    def place(self) -> tuple[int, KVMapping]:
-        """Where it lies in this process, and how."""
+    def address(self) -> tuple[int, KVMapping]:
+        """Its address in this process, and its layout there."""
         shape, strides = self.view.shape, self.view.strides
         slot, layer, kind, _, _ = strides
         head = kind // self.layout.heads  # of one head alone the step to the next may be anything
@@ -119,8 +119,8 @@ class ArrayMemory:
 
     @classmethod
     def map(cls, file: int, mapping: KVMapping, *, write: bool = True) -> ArrayMemory:
-        """What lies in `file`. Raises TransferError when it is not as `mapping` says: it came from another
-        process, and must not lead outside of the file."""
+        """The pool in `file`. Raises TransferError if `mapping` does not fit the file: it came from another
+        process."""
         layout, (a, b, c) = mapping.layout, mapping.strides
         shape = (mapping.slots, layout.layers, 2 * layout.heads, layout.head_bytes)
         last = sum((count - 1) * stride for count, stride in zip(shape, (a, b, c, 1)))
@@ -134,10 +134,10 @@ class ArrayMemory:
 
     def parts(self, runs: Sequence[Run], heads: range) -> list[Array]:
         """Views [tokens, layers, 2, heads, width] of these slots. Raises TransferError."""
-        check_place(self.layout, self.slots, runs, heads)
+        check_slots(self.layout, self.slots, runs, heads)
         first = heads.start - self.layout.first
-        wanted = self.view[:, :, :, first : first + len(heads)]
-        return [wanted[run.start : run.start + run.length] for run in runs]
+        selected = self.view[:, :, :, first : first + len(heads)]
+        return [selected[run.start : run.start + run.length] for run in runs]
 
     def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
         parts = self.parts(runs, heads)
@@ -150,6 +150,52 @@ class ArrayMemory:
         check_size(self.layout, runs, heads, data)
         piece = np.frombuffer(data, dtype=np.uint8)
         _copy(parts, as_tokens(piece, self.layout, len(heads), order), into=False)
+
+
+class JoinedMemory(KVMemory):
+    """The pools of the ranks that share a model as one pool with all heads, so that a transfer need not know
+    the number of ranks. `parts`: each rank's pool, with the same slots. A head that several ranks have is
+    read from the first of them, and written to all. It has no file."""
+
+    def __init__(self, parts: Sequence[ArrayMemory]) -> None:
+        """Raises TransferError when the ranks together have not all heads, ValueError for pools that do not
+        belong together."""
+        one = parts[0].layout
+        self.slots = parts[0].slots
+        self.layout: KVLayout = msgspec.structs.replace(one, first=0, heads=one.total_heads)
+        for part in parts:
+            alike = msgspec.structs.replace(part.layout, first=one.first, heads=one.heads)
+            if part.slots != self.slots or alike != one:
+                raise ValueError(f"pools that differ: {part.slots} slots, {part.layout}; {self.slots}, {one}")
+        self.file: int | None = None
+        self.mapping: KVMapping | None = None
+        self._parts = tuple(parts)
+        self._have = [part.layout.span for part in parts]
+        share(self.layout.span, self._have)
+
+    def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
+        check_slots(self.layout, self.slots, runs, heads)
+        piece = np.empty(size_of(self.layout, runs, heads), dtype=np.uint8)
+        tokens = as_tokens(piece, self.layout, len(heads), order)
+        for index, mine in share(heads, self._have):
+            at, first = 0, mine.start - heads.start
+            for part in self._parts[index].parts(runs, mine):
+                tokens[at : at + len(part), :, :, first : first + len(mine)] = part
+                at += len(part)
+        return piece.data
+
+    def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
+        check_slots(self.layout, self.slots, runs, heads)
+        check_size(self.layout, runs, heads, data)
+        tokens = as_tokens(np.frombuffer(data, dtype=np.uint8), self.layout, len(heads), order)
+        for rank, have in zip(self._parts, self._have):
+            mine = range(max(heads.start, have.start), min(heads.stop, have.stop))
+            if not len(mine):
+                continue
+            at, first = 0, mine.start - heads.start
+            for part in rank.parts(runs, mine):
+                part[...] = tokens[at : at + len(part), :, :, first : first + len(mine)]
+                at += len(part)
 
 
 def as_tokens(piece: Array, layout: KVLayout, heads: int, order: Order) -> Array:
@@ -167,8 +213,8 @@ def size_of(layout: KVLayout, runs: Sequence[Run], heads: range) -> int:
     return tokens_of(runs) * layout.token_bytes(len(heads))
 
 
-def check_place(layout: KVLayout, slots: int, runs: Sequence[Run], heads: range) -> None:
-    """Raise TransferError for heads or slots that this pool does not have."""
+def check_slots(layout: KVLayout, slots: int, runs: Sequence[Run], heads: range) -> None:
+    """Raise TransferError for heads or slots outside of this pool."""
     if not len(heads) or heads.step != 1 or heads.start not in layout.span or heads[-1] not in layout.span:
         raise TransferError(f"heads {heads} asked for, there are {layout.span}", where="KV pool")
     for run in runs:
@@ -183,8 +229,8 @@ def check_size(layout: KVLayout, runs: Sequence[Run], heads: range, data: memory
 
 
 def share(want: range, have: Sequence[range]) -> list[tuple[int, range]]:
-    """Who gives which of the wanted heads: (index into `have`, heads), each head once. Ranks that hold the
-    same heads are equally good; the first is taken. Raises TransferError for a head that nobody has."""
+    """Which rank provides which of the heads `want`: (index into `have`, heads), each head once. Of ranks
+    with the same heads the first is taken. Raises TransferError for a head that no rank has."""
     shares: list[tuple[int, range]] = []
     head = want.start
     while head < want.stop:
@@ -199,23 +245,23 @@ def share(want: range, have: Sequence[range]) -> list[tuple[int, range]]:
 
 def cut(runs: Sequence[Run], first: int, count: int) -> list[Run]:
     """The slots of `count` tokens of `runs`, from the `first` on."""
-    found: list[Run] = []
+    part: list[Run] = []
     for start, length in runs:
         skip, first = min(first, length), max(0, first - length)
         take = min(length - skip, count)
         if take > 0:
-            found.append(Run(start + skip, take))
+            part.append(Run(start + skip, take))
             count -= take
     if count:
         raise ValueError(f"{count} tokens beyond the end of {runs}")
-    return found
+    return part
 
 
 def spots(mapping: KVMapping, runs: Sequence[Run], heads: range) -> Array:
-    """Where a pool keeps the KV of `runs`: [pieces, 2] int64, offset and bytes, in the order of a piece in
-    the pool's own order. Raises TransferError for slots or heads that are not of this pool."""
+    """Where a pool keeps the KV of `runs`: [pieces, 2] int64, offset and bytes, in the pool's preferred
+    order. Raises TransferError for slots or heads outside of this pool."""
     layout = mapping.layout
-    check_place(layout, mapping.slots, runs, heads)
+    check_slots(layout, mapping.slots, runs, heads)
     slot, layer, head = mapping.strides
     width, first = layout.head_bytes, heads.start - layout.first
     layers = np.arange(layout.layers)[:, None, None] * layer
@@ -254,11 +300,11 @@ def _alike(one: Sequence[Run], other: Sequence[Run]) -> tuple[list[Run], list[Ru
     ends = sorted({*accumulate(run.length for run in one), *accumulate(run.length for run in other)})
     lengths = [end - begin for begin, end in zip([0, *ends], ends)]
     starts = [0, *ends][:-1]
-    made = [
-        [run for first, length in zip(starts, lengths) for run in cut(runs, first, length)]
+    first, second = (
+        [run for start, length in zip(starts, lengths) for run in cut(runs, start, length)]
         for runs in (one, other)
-    ]
-    return made[0], made[1]
+    )
+    return first, second
 
 
 def make_memory(slots: int, layout: KVLayout, *, file: int | None = None) -> ArrayMemory:

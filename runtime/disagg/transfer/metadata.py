@@ -1,4 +1,4 @@
-"""What travels beside the KV: rows of fixed size, one per request, and who has which row."""
+"""Metadata that is sent beside the KV: rows of fixed size, one per request, and their allocation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import msgspec
 from runtime.protocol.errors import BadRequest, TransferCorrupt, TransferError
 
 ROW_BYTES = 16 << 10
-_HEAD = struct.Struct("<QII")  # room, size, checksum
+_HEAD = struct.Struct("<QII")  # bootstrap id, size, checksum
 
 
 class Metadata(msgspec.Struct, frozen=True, array_like=True):
-    """What the prefill side found out of a request, for the decode side to go on.
+    """Results of the prefill side, with which the decode side continues.
 
     output_ids     sampled there, without KV yet: the first token
-    cached_tokens  of the prompt, that were in the prefill side's cache
-    logprobs       one per output id, where wanted
+    cached_tokens  of the prompt, in the prefill side's cache
+    logprobs       one per output id, if requested
     top_logprobs   per output id its best (id, logprob) pairs
-    token_ids      per output id the log-probabilities of the ids that were asked for
-    hidden         final hidden state of the last prompt token, where wanted
+    token_ids      per output id the log-probabilities of the requested ids
+    hidden         final hidden state of the last prompt token, if requested
     """
 
     output_ids: tuple[int, ...]
@@ -38,8 +38,8 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class MetadataBuffers:
-    """`rows` rows of `row_bytes` bytes: the room that wrote it, its size, its checksum, a Metadata. A row
-    whose room is 0 has nothing. Any thread may call it."""
+    """`rows` rows of `row_bytes` bytes: the transfer that wrote it, its size, its checksum, a Metadata. A row
+    whose bootstrap id is 0 is empty. Any thread may call it."""
 
     def __init__(self, rows: int, row_bytes: int = ROW_BYTES) -> None:
         if rows < 1 or row_bytes < 64:
@@ -49,16 +49,16 @@ class MetadataBuffers:
         self.rows, self.row_bytes = rows, row_bytes
         self._data = memoryview(bytearray(rows * row_bytes))
 
-    def pack(self, room: int, metadata: Metadata) -> bytes:
+    def pack(self, bootstrap_id: int, metadata: Metadata) -> bytes:
         """A row's bytes. Raises TransferError when it does not fit."""
         body = _ENCODER.encode(metadata)
         if _HEAD.size + len(body) > self.row_bytes:
             raise TransferError(
                 f"the request's metadata has {len(body)} bytes; a row holds {self.row_bytes - _HEAD.size}",
-                where=f"room {room}",
+                where=f"room {bootstrap_id}",
                 hint="ask for fewer log-probabilities, or give both sides larger metadata rows",
             )
-        return _HEAD.pack(room, len(body), _checksum(room, body)) + body
+        return _HEAD.pack(bootstrap_id, len(body), _checksum(bootstrap_id, body)) + body
 
     def land(self, index: int, row: bytes | bytearray | memoryview) -> None:
         """What pack() of the other side gave, into row `index`. Raises TransferError when it is too long."""
@@ -69,32 +69,34 @@ class MetadataBuffers:
                 hint="give both sides rows of the same size",
             )
         at = index * self.row_bytes
-        # The room last: until it is there the row is empty.
+        # The id last: until it is there the row is empty.
         self._data[at + 8 : at + len(row)] = row[8:]
         self._data[at : at + 8] = row[:8]
 
-    def read(self, index: int, room: int) -> Metadata | None:
-        """None: nothing has landed yet. Raises TransferCorrupt: it is of another room, or damaged."""
+    def read(self, index: int, bootstrap_id: int) -> Metadata | None:
+        """None: the row is empty. Raises TransferCorrupt: it is of another transfer, or damaged."""
         at = index * self.row_bytes
-        found, size, checksum = _HEAD.unpack_from(self._data, at)
-        if found == 0:
+        owner, size, checksum = _HEAD.unpack_from(self._data, at)
+        if owner == 0:
             return None
-        if found != room:
+        if owner != bootstrap_id:
             raise TransferCorrupt(
-                f"metadata of room {found} in the row of room {room}", where=f"metadata row {index}"
+                f"metadata of room {owner} in the row of room {bootstrap_id}", where=f"metadata row {index}"
             )
         body = bytes(self._data[at + _HEAD.size : at + min(_HEAD.size + size, self.row_bytes)])
-        if len(body) != size or _checksum(room, body) != checksum:
-            raise TransferCorrupt("the metadata are damaged", where=f"metadata row {index}, room {room}")
+        if len(body) != size or _checksum(bootstrap_id, body) != checksum:
+            raise TransferCorrupt(
+                "the metadata are damaged", where=f"metadata row {index}, room {bootstrap_id}"
+            )
         try:
             return _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TransferCorrupt(
-                f"not metadata: {error}", where=f"metadata row {index}, room {room}"
+                f"not metadata: {error}", where=f"metadata row {index}, room {bootstrap_id}"
             ) from error
 
     def clear(self, index: int) -> None:
-        """Nothing has landed in it."""
+        """Make it empty."""
         at = index * self.row_bytes
         self._data[at : at + _HEAD.size] = bytes(_HEAD.size)
 
@@ -128,5 +130,5 @@ class MetadataAllocator:
             self._free.append(index)
 
 
-def _checksum(room: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(room.to_bytes(8, "little")))
+def _checksum(bootstrap_id: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(bootstrap_id.to_bytes(8, "little")))

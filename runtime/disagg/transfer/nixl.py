@@ -1,11 +1,11 @@
-"""The nixl transfer: the decode side reads the prefill side's memory through NIXL (UCX: RDMA where there is
-one, else TCP and shared memory). Messages go over TCP, as with tcp.
+"""The nixl transfer: the decode side reads the prefill side's memory through NIXL (UCX: RDMA if there is one,
+else TCP and shared memory). Messages go over TCP, as with tcp.
 
-What is read lands in a buffer first and goes to the pool from there: a read that is under way when its room
-ends must not write into slots that are somebody else's by then. UCX opens ports of its own, without a key:
-on the loopback interface if the manager's host is a loopback address, else on all interfaces, or those that
-UCX_NET_DEVICES names; use a network of its own. Pools on a device are refused. A prefill side whose model
-several ranks share sends as tcp does: its pool lies in several places.
+KV is read into a buffer first and copied to the pool from there: a read that is under way when its transfer
+ends must not write into slots that belong to another sequence by then. UCX opens ports of its own, without a
+key: on the loopback interface if the manager's host is a loopback address, else on all interfaces, or those
+in UCX_NET_DEVICES; use a separate network. Pools on a device are refused. A prefill side whose model is
+shared by several ranks sends as tcp does: its pool lies in several places.
 """
 
 from __future__ import annotations
@@ -22,13 +22,20 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from runtime.disagg.transfer.joined import JoinedMemory
 from runtime.disagg.transfer.kv_manager import TransferOptions
-from runtime.disagg.transfer.memory import Array, ArrayMemory, KVMapping, KVMemory, spots, tokens_of
+from runtime.disagg.transfer.memory import (
+    Array,
+    ArrayMemory,
+    JoinedMemory,
+    KVMapping,
+    KVMemory,
+    spots,
+    tokens_of,
+)
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
+from runtime.disagg.transfer.net.manager import PullingManager
 from runtime.disagg.transfer.net.messages import Hello, Welcome
-from runtime.disagg.transfer.net.pulling import PullingManager
 from runtime.disagg.transfer.net.receiving import Receiver
 from runtime.disagg.transfer.tcp import connect, listen
 from runtime.ipc.address import is_loopback
@@ -44,7 +51,7 @@ _starting = threading.Lock()
 
 
 class _Peer(msgspec.Struct, frozen=True):
-    """What a decode side is told. agent: NIXL's metadata; address: of the pool, in that process."""
+    """For the decode side. agent: NIXL's metadata; address: of the pool, in that process."""
 
     agent: bytes
     address: int
@@ -66,7 +73,7 @@ class NixlManager(PullingManager):
         self._started: Any = _make_agent(is_loopback(self.options.host))
         self._address, self._mapping = 0, None
         if isinstance(memory, ArrayMemory):
-            self._address, self._mapping = memory.place
+            self._address, self._mapping = memory.address
             self._pool = self._register(self._address, self._mapping.size)
         self._remote: dict[str, tuple[str, int, KVMapping]] = {}
         self._buffer: tuple[Array, Any] | None = None
@@ -116,28 +123,27 @@ class NixlManager(PullingManager):
     def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
         remote = self._remote.get(link.session)
         if remote is None:
-            return False  # the link has ended, and its rooms with it
+            return False  # the link has ended, and its transfers with it
         name, address, mapping = remote
-        found = spots(mapping, there, heads)
-        size = int(found[:, 1].sum())
+        offsets, sizes = spots(mapping, there, heads).T
         buffer = self._staging()
-        ends = found[:, 1].cumsum()
-        here = np.stack([ends - found[:, 1] + buffer.ctypes.data, found[:, 1], 0 * ends], axis=1)
-        away = np.stack([found[:, 0] + address, found[:, 1], 0 * ends], axis=1)
+        ends = sizes.cumsum()
+        here = np.stack([ends - sizes + buffer.ctypes.data, sizes, 0 * ends], axis=1)
+        away = np.stack([offsets + address, sizes, 0 * ends], axis=1)
         try:
             self._read(link, name, here.astype(np.uint64), away.astype(np.uint64))
         except TransferError:
-            # What is still under way may write into it: nobody reads it any more, and it stays what it is.
+            # A read under way may still write into it: keep it, and never use it again.
             self._abandoned.append(self._buffer)
             self._buffer = None
             raise
-        data = buffer[:size].data
+        data = buffer[: int(sizes.sum())].data
         order = mapping.layout.order
 
         def write(slots: list[Run]) -> None:
             self.memory.write(slots, heads, order, data)
 
-        return receiver.place(link, first, tokens_of(there), write)
+        return receiver.write_tokens(link, first, tokens_of(there), write)
 
     def _read(self, link: Link, name: str, here: Array, away: Array) -> None:
         until = time.monotonic() + self.options.waiting_timeout
@@ -167,8 +173,8 @@ class NixlManager(PullingManager):
 
     def _staging(self) -> Array:
         if self._buffer is None:
-            made = np.zeros(self.part_bytes, dtype=np.uint8)
-            self._buffer = made, self._register(made.ctypes.data, made.nbytes)
+            buffer = np.zeros(self.part_bytes, dtype=np.uint8)
+            self._buffer = buffer, self._register(buffer.ctypes.data, buffer.nbytes)
         return self._buffer[0]
 
     def _register(self, address: int, size: int) -> Any:

@@ -30,7 +30,7 @@ class TcpManager(SocketManager):
 
 
 def listen(options: TransferOptions) -> tuple[socket.socket, str]:
-    """Raises BadRequest: another interface and no key, or no address to tell; TransferError."""
+    """Raises BadRequest: another interface and no key, or no address to advertise; TransferError."""
     host = "127.0.0.1" if options.host == "localhost" else options.host
     if options.key is None and not is_loopback(host):
         raise BadRequest(
@@ -38,9 +38,11 @@ def listen(options: TransferOptions) -> tuple[socket.socket, str]:
             where=f"tcp://{host}",
             hint="give both sides the same secret, or listen on 127.0.0.1",
         )
-    told = options.advertise or host
-    if told in ("0.0.0.0", "::"):
-        raise BadRequest("peers cannot connect to every address at once", where=told, hint="advertise one")
+    advertised = options.advertise or host
+    if advertised in ("0.0.0.0", "::"):
+        raise BadRequest(
+            "peers cannot connect to every address at once", where=advertised, hint="advertise one"
+        )
     try:
         listener = socket.create_server(
             (host, options.port),
@@ -51,9 +53,9 @@ def listen(options: TransferOptions) -> tuple[socket.socket, str]:
         raise TransferError(
             f"cannot listen: {error.strerror or error}", where=f"tcp://{host}:{options.port}"
         ) from error
-    _tune(listener)  # what it accepts has the same
+    _tune(listener)  # accepted connections inherit it
     port = listener.getsockname()[1]
-    return listener, f"tcp://[{told}]:{port}" if ":" in told else f"tcp://{told}:{port}"
+    return listener, f"tcp://[{advertised}]:{port}" if ":" in advertised else f"tcp://{advertised}:{port}"
 
 
 def connect(address: str) -> socket.socket:

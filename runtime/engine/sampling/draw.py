@@ -52,8 +52,8 @@ def pick(
         elif mine.greedy:
             picked.append(column)
         else:
-            own = None if ids is None else ids[number]
-            picked.append(_drawn(scores[number], column, mine, key, own))
+            row_ids = None if ids is None else ids[number]
+            picked.append(_drawn(scores[number], column, mine, key, row_ids))
     return picked
 
 
@@ -64,8 +64,12 @@ def _drawn(scores: Tensor, best: int, mine: SamplingParams, key: int, ids: Tenso
     columns = None
     if (floor := _floor(scores.numpy(), float(scores[best]), mine)) > -math.inf:
         columns = np.flatnonzero(scores.numpy() >= floor)
-        own = torch.from_numpy(columns)
-        scores, ids, best = scores[own], own if ids is None else ids[own], int(columns.searchsorted(best))
+        index = torch.from_numpy(columns)
+        scores, ids, best = (
+            scores[index],
+            index if ids is None else ids[index],
+            int(columns.searchsorted(best)),
+        )
     # Relative to the best: the most probable column weighs exactly 1. The temperature is rounded to float32,
     # as when all rows are divided at once.
     weights = scores.sub(scores[best]).div_(float(np.float32(mine.temperature))).exp_()
@@ -138,9 +142,9 @@ def pick_at_once(
     picked = column.tolist()
     drawn = [index for index, mine in enumerate(params) if not mine.greedy]
     if drawn:
-        own = torch.arange(scores.shape[1]) if ids is None else ids[drawn]
+        drawn_ids = torch.arange(scores.shape[1]) if ids is None else ids[drawn]
         mine = torch.from_numpy(halves([keys[index] for index in drawn]))
-        noise = gumbel(mine.to(scores.device), own.to(scores.device, torch.int32))
+        noise = gumbel(mine.to(scores.device), drawn_ids.to(scores.device, torch.int32))
         chosen = _draw_at_once(scores[drawn], best[drawn], [params[index] for index in drawn], noise)
         for index, value in zip(drawn, chosen):
             picked[index] = value

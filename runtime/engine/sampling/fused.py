@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.penalties import Columns, adjusted, every, penalised
+from runtime.engine.sampling.penalties import changes_of, every
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, Then
 from runtime.kernels.device import to_host
 from runtime.kernels.gumbel import halves
@@ -28,7 +28,7 @@ _NO_BITS = np.zeros((1, 1), dtype=np.int32)
 
 
 class FusedSampler(Sampler):
-    own_logsumexp = True
+    computes_logsumexp = True
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
@@ -82,7 +82,7 @@ class FusedSampler(Sampler):
                 packed = mask.bits[: bits.shape[1]]
                 bits[number, : len(packed)] = packed.view(np.int32)
                 mask_of[index] = number
-        changes = self._changes(rows, every(scores.shape[1]))
+        changes = changes_of(rows, self._histograms, every(scores.shape[1]))
         arrays = [
             halves(keys).ravel(),
             np.array([0.0 if one.greedy else one.temperature for one in params], dtype=np.float32),
@@ -94,43 +94,13 @@ class FusedSampler(Sampler):
             *(array for one in changes for array in one),
         ]
         there = _copied(arrays, scores.device)
-        key_words, temperatures, top_k, top_p, min_p, of, packed, *rest = there
+        key_halves, temperatures, top_k, top_p, min_p, of, packed, *rest = there
         if changes:
             scores = scores.clone()
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
-        draws = Draws(temperatures, top_k, top_p, min_p, key_words.view(-1, 2), of, packed.view(bits.shape))
+        draws = Draws(temperatures, top_k, top_p, min_p, key_halves.view(-1, 2), of, packed.view(bits.shape))
         return sample(scores if scores.stride(1) == 1 else scores.contiguous(), draws, check=True)
-
-    def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
-        """Penalties, then biases: the arrays of Changes for each; those without changes are dropped."""
-        penalties: list[tuple[Array, ...]] = []
-        biases: list[tuple[Array, ...]] = []
-        for index, row in enumerate(rows):
-            params = row.sampling
-            if not adjusted(params):
-                continue
-            if penalised(params):
-                histogram = self._histograms.of(row)
-                where, real = columns(index, histogram.ids)
-                counts = histogram.counts[real]
-                costs = counts * np.float32(params.frequency_penalty)
-                costs += np.where(counts > 0, np.float32(params.presence_penalty), np.float32(0.0))
-                factors = np.full(len(counts), params.repetition_penalty, dtype=np.float32)
-                penalties.append((_same(index, counts), where[real].astype(np.int32), factors, costs))
-            if params.logit_bias:
-                ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
-                values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
-                where, real = columns(index, ids)
-                gains = values[real]
-                biases.append(
-                    (_same(index, gains), where[real].astype(np.int32), np.ones_like(gains), -gains)
-                )
-        return [[np.concatenate(part) for part in zip(*parts)] for parts in (penalties, biases) if parts]
-
-
-def _same(row: int, like: Array) -> Array:
-    return np.full(len(like), row, dtype=np.int32)
 
 
 def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:

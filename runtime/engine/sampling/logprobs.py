@@ -120,8 +120,8 @@ def top_of(logits: Tensor, total: Tensor, counts: Sequence[int]) -> list[Pairs]:
     mine = logits if len(rows) == len(counts) else logits[rows]
     values, ids = mine.topk(most)
     values = values - total[rows][:, None]
-    for index, own, their in zip(rows, ids.tolist(), values.tolist()):
-        tops[index] = tuple(zip(own, their))[: counts[index]]
+    for index, best, logprobs in zip(rows, ids.tolist(), values.tolist()):
+        tops[index] = tuple(zip(best, logprobs))[: counts[index]]
     return tops
 
 

@@ -8,7 +8,7 @@ distinct ids, not the length of the text. It knows no masks and no drawing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,23 +16,14 @@ import torch
 from torch import Tensor
 
 from runtime.plan import Row
-from runtime.protocol.sampling import SamplingParams
 
 Ids: TypeAlias = npt.NDArray[np.int64]
+Numbers: TypeAlias = npt.NDArray[Any]
 Columns: TypeAlias = Callable[[int, Ids], tuple[Ids, npt.NDArray[np.bool_]]]
 """(index of a row, ids) -> (their columns in the scores, which of them have one)."""
 
 _GROWTH = 64
 _COMPARED = 32
-
-
-def penalised(params: SamplingParams) -> bool:
-    return bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
-
-
-def adjusted(params: SamplingParams) -> bool:
-    """Whether adjust() changes anything for a row with these parameters."""
-    return bool(params.logit_bias) or penalised(params)
 
 
 class Histogram:
@@ -85,15 +76,16 @@ class Histogram:
 
 
 class Histograms:
-    """One Histogram per live sequence. A new sequence is counted from its whole text."""
+    """One Histogram per live sequence that is penalised, in by_seq. A new sequence is counted from its whole
+    text."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Histogram] = {}
+        self.by_seq: dict[int, Histogram] = {}
 
     def of(self, row: Row) -> Histogram:
-        histogram = self._of.get(row.seq)
+        histogram = self.by_seq.get(row.seq)
         if histogram is None or not histogram.continues(row.output):
-            histogram = self._of[row.seq] = Histogram(
+            histogram = self.by_seq[row.seq] = Histogram(
                 row.prompt if row.sampling.repetition_penalty != 1.0 else ()
             )
         histogram.follow(row.output)
@@ -101,65 +93,56 @@ class Histograms:
 
     def release(self, handles: Iterable[int]) -> None:
         for handle in handles:
-            self._of.pop(handle, None)
+            self.by_seq.pop(handle, None)
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.by_seq)
 
 
-class _Entries:
-    """(row, column, number) of many single scores, collected to be changed at once."""
+class ScoreChanges(NamedTuple):
+    """Changes of single scores: score -> (score / factor if score > 0 else score * factor) - cost. All
+    arrays have one length: int32 indices, float32 numbers."""
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[Ids, Ids, npt.NDArray[np.float32]]] = []
+    rows: Numbers
+    columns: Numbers
+    factors: Numbers
+    costs: Numbers
 
-    def add(self, row: int, columns: Ids, numbers: npt.NDArray[np.float32]) -> None:
-        self._parts.append((np.full(len(columns), row, dtype=np.int64), columns, numbers))
 
-    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        if not self._parts:
-            return None
-        rows, columns, numbers = (
-            torch.from_numpy(np.concatenate(part)).to(device) for part in zip(*self._parts)
-        )
-        return rows, columns, numbers
+def changes_of(rows: Sequence[Row], histograms: Histograms, columns: Columns) -> list[ScoreChanges]:
+    """The penalties of all rows, then their biases; those without changes are left out."""
+    penalties: list[ScoreChanges] = []
+    biases: list[ScoreChanges] = []
+    for index, row in enumerate(rows):
+        params = row.sampling
+        if params.penalised:
+            histogram = histograms.of(row)
+            at, real = columns(index, histogram.ids)
+            counts = histogram.counts[real]
+            costs = counts * np.float32(params.frequency_penalty)
+            costs += np.where(counts > 0, np.float32(params.presence_penalty), np.float32(0.0))
+            factors = np.full(len(counts), params.repetition_penalty, dtype=np.float32)
+            penalties.append(_of_row(index, at[real], factors, costs))
+        if params.logit_bias:
+            ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
+            values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
+            at, real = columns(index, ids)
+            biases.append(_of_row(index, at[real], np.ones_like(values[real]), -values[real]))
+    return [ScoreChanges(*map(np.concatenate, zip(*parts))) for parts in (penalties, biases) if parts]
+
+
+def _of_row(row: int, columns: Ids, factors: Numbers, costs: Numbers) -> ScoreChanges:
+    return ScoreChanges(np.full(len(columns), row, dtype=np.int32), columns.astype(np.int32), factors, costs)
 
 
 def adjust(scores: Tensor, rows: Sequence[Row], histograms: Histograms, columns: Columns) -> None:
     """Change scores [rows, columns] in place: repetition penalty, then frequency and presence, then
     biases."""
-    factors, costs, biases = _Entries(), _Entries(), _Entries()
-    for index, row in enumerate(rows):
-        params = row.sampling
-        if penalised(params):
-            histogram = histograms.of(row)
-            where, real = columns(index, histogram.ids)
-            counts = histogram.counts
-            if params.repetition_penalty != 1.0:
-                factors.add(index, where[real], _same(params.repetition_penalty, int(real.sum())))
-            if params.frequency_penalty or params.presence_penalty:
-                real = real & (counts > 0)
-                cost = counts[real] * np.float32(params.frequency_penalty) + np.float32(
-                    params.presence_penalty
-                )
-                costs.add(index, where[real], cost)
-        if params.logit_bias:
-            ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
-            values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
-            where, real = columns(index, ids)
-            biases.add(index, where[real], values[real])
-    if (entries := factors.tensors(scores.device)) is not None:
-        at, column, factor = entries
-        old = scores[at, column]
-        scores[at, column] = torch.where(old > 0, old / factor, old * factor)
-    if (entries := costs.tensors(scores.device)) is not None:
-        scores[entries[0], entries[1]] -= entries[2]
-    if (entries := biases.tensors(scores.device)) is not None:
-        scores[entries[0], entries[1]] += entries[2]
-
-
-def _same(value: float, count: int) -> npt.NDArray[np.float32]:
-    return np.full(count, value, dtype=np.float32)
+    for change in changes_of(rows, histograms, columns):
+        row_of, column, factors, costs = (torch.from_numpy(part).to(scores.device) for part in change)
+        at = row_of.long(), column.long()
+        old = scores[at]
+        scores[at] = torch.where(old > 0, old / factors, old * factors) - costs
 
 
 def every(width: int) -> Columns:
@@ -178,7 +161,7 @@ def listed(lists: Sequence[npt.NDArray[Any]]) -> Columns:
         mine = lists[row]
         if not len(mine):
             return ids, np.zeros(len(ids), dtype=np.bool_)
-        where = np.searchsorted(mine, ids)
-        return where, mine[np.minimum(where, len(mine) - 1)] == ids
+        at = np.searchsorted(mine, ids)
+        return at, mine[np.minimum(at, len(mine) - 1)] == ids
 
     return columns

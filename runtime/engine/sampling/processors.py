@@ -40,10 +40,10 @@ class BadWords(LogitProcessor):
             raise _wrong("bad_words_ids", "or banned_token_ids must be given")
         if "banned_token_ids" in params:
             _ids(params, "banned_token_ids", vocab_size)
-        words = params.get("bad_words_ids", [])
-        if not isinstance(words, (list, tuple)):
+        sequences = params.get("bad_words_ids", [])
+        if not isinstance(sequences, (list, tuple)):
             raise _wrong("bad_words_ids", "must be a list of lists of ids")
-        for word in words:
+        for word in sequences:
             _ids({"bad_words_ids": word}, "bad_words_ids", vocab_size)
 
     def process(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:

@@ -1,21 +1,26 @@
 """RowSampler: from the hidden states of a pass to the result of each row. Knows plans and the model's head;
-not batches, nor how hidden states are computed."""
+not batches, nor how hidden states are computed.
+
+All positions of all rows are sampled at once, those after drafts as if these were right: one product with the
+head instead of one per draft. The expanded rows are the rows, followed by one row for each draft, row by row.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from runtime.engine.drafts import accepted, closed, masks_with_drafts
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite, ids_of, temperatures_of, top_of
-from runtime.engine.sampling.masked import few_logits
 from runtime.engine.sampling.sampler import Sampler, Then, key_of
+from runtime.kernels.device import compiled
+from runtime.models.decoder import Decoder
 from runtime.plan import Row, Sample, TokenMask
 
 LOGITS_AT_ONCE = 1 << 26
@@ -24,21 +29,11 @@ Sampled: TypeAlias = Sample | str
 """The sample of a position, or an error message."""
 
 
-class Head(Protocol):
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab] float32."""
-        ...
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """[rows, hidden], ids [n] int64 -> [rows, n] float32."""
-        ...
-
-
 class RowSampler:
     """head: may be replaced between passes. most: rows whose logits are computed at once."""
 
     def __init__(
-        self, head: Head, sampler: Sampler, vocab_size: int, seed: int | None, *, scaled: bool, lists: bool
+        self, head: Decoder, sampler: Sampler, vocab_size: int, seed: int | None, *, scaled: bool, lists: bool
     ) -> None:
         """seed: for sequences without a seed. scaled: log-probabilities are at the temperature of their row.
         lists: if a row's mask lists few ids, compute only their logits; not on a GPU, where a kernel would be
@@ -62,7 +57,7 @@ class RowSampler:
         needs_logprobs = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
         scaled = self._scaled and needs_logprobs
         scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        summed = needs_logprobs and not self.sampler.own_logsumexp
+        summed = needs_logprobs and not self.sampler.computes_logsumexp
         return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if summed else None)
 
     def sampled(
@@ -199,8 +194,8 @@ class RowSampler:
         tops = top_of(scaled_logits, total, [row.top_logprobs for row in rows])
         known = ids_of(scaled_logits, total, [row.token_ids for row in rows])
         return [
-            error or Sample(token, logprob if row.logprob else None, top, own)
-            for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)
+            error or Sample(token, logprob if row.logprob else None, top, by_id)
+            for row, token, logprob, top, by_id, error in zip(rows, ids, logprobs, tops, known, errors)
         ]
 
     def _key(self, row: Row) -> int:
@@ -212,3 +207,93 @@ class RowSampler:
             if seed is None:
                 seed = self._seeds[row.seq] = self._random.getrandbits(63)
         return key_of(seed, row.step)
+
+
+FEW = 4
+"""Up to 1/FEW of the vocabulary, logits are computed for single ids: gathering has its cost."""
+
+
+def few_logits(
+    rows: Sequence[Row], masks: Mapping[int, TokenMask], vocab_size: int
+) -> dict[int, npt.NDArray[np.int64]]:
+    """The rows that need only the logits of some ids, and these ids. Empty if these are so many that one
+    product with the whole matrix costs no more."""
+    few: dict[int, npt.NDArray[np.int64]] = {}
+    different: dict[int, int] = {}
+    for index, mask in masks.items():
+        row = rows[index]
+        if (
+            mask.allowed is None
+            or row.logprob
+            or row.top_logprobs
+            or row.token_ids
+            or row.sampling.custom_logit_processor is not None
+        ):
+            continue
+        ids = np.asarray(mask.allowed, dtype=np.int64)
+        few[index] = ids if not len(ids) or ids[-1] < vocab_size else ids[ids < vocab_size]
+        different[id(mask.allowed)] = len(ids)
+    return few if sum(different.values()) * FEW <= vocab_size else {}
+
+
+def with_draft_rows(rows: Sequence[Row]) -> list[Row]:
+    """The expanded rows: `rows`, followed by a row for each draft, which samples after it as if it were
+    right."""
+    behind = [_after(row, count) for row in rows for count in range(1, row.drafts + 1)]
+    return [*rows, *behind]
+
+
+def masks_with_drafts(rows: Sequence[Row], masks: Mapping[int, TokenMask]) -> dict[int, TokenMask]:
+    """`masks`, by row, as masks of the expanded rows. A row for a draft is unconstrained if its row has no
+    mask. If that has one but the draft does not, it must not be sampled: see closed()."""
+    masks_of_row, at = dict(masks), len(rows)
+    for index, row in enumerate(rows):
+        if index in masks:
+            masks_of_row |= {at + turn: mask for turn, mask in enumerate(masks[index].behind[: row.drafts])}
+        at += row.drafts
+    return masks_of_row
+
+
+def closed(rows: Sequence[Row], masks: Mapping[int, TokenMask]) -> set[int]:
+    """The indices of expanded rows that must not be sampled. masks: by row."""
+    indices: set[int] = set()
+    at = len(rows)
+    for index, row in enumerate(rows):
+        if index in masks:
+            indices.update(range(at + min(row.drafts, len(masks[index].behind)), at + row.drafts))
+        at += row.drafts
+    return indices
+
+
+def accepted(rows: Sequence[Row], sampled: Mapping[int, Sample | str]) -> list[tuple[Sample, ...] | str]:
+    """The result of each row: its sample, and one more after each draft that equals the sample before it.
+    sampled: by index of the expanded rows. An error at a position that is reached is the row's result."""
+    results: list[tuple[Sample, ...] | str] = []
+    at = len(rows)
+    for index, row in enumerate(rows):
+        samples: list[Sample] = []
+        one: Sample | str | None = sampled[index]
+        for turn in range(row.drafts + 1):
+            if not isinstance(one, Sample):
+                break
+            samples.append(one)
+            if turn == row.drafts or one.token != row.tokens[turn - row.drafts]:
+                break
+            one = sampled.get(at + turn)
+        results.append(one if isinstance(one, str) else tuple(samples))
+        at += row.drafts
+    return results
+
+
+def _after(row: Row, count: int) -> Row:
+    """The row that samples after the first `count` drafts."""
+    drafts = row.tokens[len(row.tokens) - row.drafts :][:count]
+    return replace(row, step=row.step + count, output=[*row.output, *drafts])
+
+
+def sampler_on(device: torch.device) -> Sampler:
+    if not compiled(device):
+        return Sampler()
+    from runtime.engine.sampling.fused import FusedSampler  # needs Triton, which not every torch has
+
+    return FusedSampler()

@@ -14,9 +14,10 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -24,8 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from runtime.engine.sampling.draw import pick
 from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.masked import Forbidden
-from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
+from runtime.engine.sampling.penalties import Histograms, Ids, adjust, every, listed
 from runtime.plan import Row, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -42,11 +42,43 @@ def key_of(seed: int, step: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-class Sampler:
-    """Draws tokens; keeps the penalties' counts of live sequences until they are released. own_logsumexp:
-    at_once() computes the log-sum-exp of logits itself."""
+_EIGHT = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.uint8).view(np.uint64).reshape(256)
+"""The bits of each byte value, one per byte, the lowest first."""
 
-    own_logsumexp = False
+
+class Forbidden:
+    """Unpacks masks of one width at a time. On a GPU the packed bits are transferred and unpacked there."""
+
+    def __init__(self) -> None:
+        self._bits = np.empty((0, 0), dtype=np.uint32)
+        self._bytes = np.empty((0, 0), dtype=np.uint64)
+
+    def fill(self, masks: Sequence[npt.NDArray[np.uint32]], vocab: int, device: torch.device) -> Tensor:
+        """Packed little-endian masks of each row -> bool [rows, vocab] on `device`, True if the bit is 0; ids
+        beyond a row's mask are forbidden too. On the CPU the result is valid until the next call."""
+        rows, width = len(masks), -(-vocab // 32)
+        if self._bits.shape[0] < rows or self._bits.shape[1] != width:
+            self._bits = np.empty((rows, width), dtype=np.uint32)
+            self._bytes = np.empty((rows, width * 4), dtype=np.uint64)
+        bits = self._bits[:rows]
+        for row, mask in zip(bits, masks, strict=True):
+            count = min(len(mask), width)
+            np.invert(mask[:count], out=row[:count])
+            row[count:] = 0xFFFFFFFF
+        if device.type == "cpu":
+            spread = self._bytes[:rows]
+            np.take(_EIGHT, bits.view(np.uint8), out=spread, mode="clip")
+            return torch.from_numpy(spread.view(np.bool_)[:, :vocab])
+        packed = torch.from_numpy(bits.view(np.int32)).to(device)
+        shifts = torch.arange(32, dtype=torch.int32, device=device)
+        return ((packed[:, :, None] >> shifts) & 1).bool().view(rows, -1)[:, :vocab]
+
+
+class Sampler:
+    """Draws tokens; keeps the penalties' counts of live sequences until they are released.
+    computes_logsumexp: at_once() computes the log-sum-exp of logits itself."""
+
+    computes_logsumexp = False
 
     def __init__(self, processors: Processors | None = None) -> None:
         self.processors = processors or Processors()
@@ -55,7 +87,8 @@ class Sampler:
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget sequences that have ended."""
-        self._histograms.release(handles)
+        if self._histograms.by_seq:
+            self._histograms.release(handles)
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
@@ -70,22 +103,31 @@ class Sampler:
             processed = row.sampling.custom_logit_processor is not None
             if mask is not None and mask.allowed is not None and not processed:
                 sparse.append(index)
-            elif mask is not None or processed or adjusted(row.sampling):
+            elif mask is not None or processed or row.sampling.adjusts_logits:
                 dense.append(index)
             else:
                 plain.append(index)
-        for group, candidates in ((plain, self._plain), (dense, self._dense), (sparse, self._sparse)):
+        for group in (plain, dense, sparse):
             for first in range(0, len(group), ROWS_AT_ONCE):
                 some = group[first : first + ROWS_AT_ONCE]
-                faults: dict[int, str] = {}
-                scores, ids = candidates(logits, rows, masks, some, faults)
-                params = [rows[index].sampling for index in some]
-                picked = pick(scores, params, [keys[index] for index in some], ids)
-                for index_in_group, (index, column) in enumerate(zip(some, picked)):
-                    if index in faults:
-                        answers[index] = faults[index]
+                some_rows, ids = [rows[index] for index in some], None
+                faults: dict[int, str] = {}  # by index into `some`
+                if group is plain:
+                    scores = logits if len(some) == len(rows) else logits[some]
+                elif group is dense:
+                    scores = logits[some]
+                    faults = self._change(scores, some_rows, [masks.get(index) for index in some])
+                else:
+                    allowed = [masks[index].allowed for index in some]
+                    scores, ids = self._listed(logits, some, some_rows, allowed)
+                picked = pick(
+                    scores, [row.sampling for row in some_rows], [keys[index] for index in some], ids
+                )
+                for at, (index, column) in enumerate(zip(some, picked)):
+                    if at in faults:
+                        answers[index] = faults[at]
                     elif column is not None:
-                        answers[index] = column if ids is None else int(ids[index_in_group, column])
+                        answers[index] = column if ids is None else int(ids[at, column])
                     elif (name := rows[index].sampling.custom_logit_processor) is not None:
                         answers[index] = NOTHING_LEFT.format(name=name)
         return answers
@@ -132,95 +174,72 @@ class Sampler:
         for first in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
             scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
-            if any(adjusted(row.sampling) for row in rows[some]):
+            if any(row.sampling.adjusts_logits for row in rows[some]):
                 adjust(scores, rows[some], self._histograms, listed(lists[some]))
-            own = pad_sequence([torch.tensor(ids) for ids in lists[some]], batch_first=True)
-            picked = pick(scores, [row.sampling for row in rows[some]], keys[some], own)
+            ids_of_rows = pad_sequence([torch.tensor(ids) for ids in lists[some]], batch_first=True)
+            picked = pick(scores, [row.sampling for row in rows[some]], keys[some], ids_of_rows)
             answers += [
                 NOTHING_ALLOWED if column is None else int(ids[column])
                 for ids, column in zip(lists[some], picked)
             ]
         return answers
 
-    def _plain(
-        self,
-        logits: Tensor,
-        rows: Sequence[Row],
-        masks: Mapping[int, TokenMask],
-        some: list[int],
-        faults: dict[int, str],
-    ) -> tuple[Tensor, Tensor | None]:
-        return (logits if len(some) == logits.shape[0] else logits[some]), None
-
-    def _dense(
-        self,
-        logits: Tensor,
-        rows: Sequence[Row],
-        masks: Mapping[int, TokenMask],
-        some: list[int],
-        faults: dict[int, str],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Candidates are all ids: scores [rows, vocab]."""
-        scores = logits[some]
-        adjust(scores, [rows[index] for index in some], self._histograms, every(scores.shape[1]))
-        self._process(scores, rows, some, faults)
-        masked = [position for position, index in enumerate(some) if index in masks]
+    def _change(
+        self, scores: Tensor, rows: Sequence[Row], masks: Sequence[TokenMask | None]
+    ) -> dict[int, str]:
+        """Apply penalties, biases, logit processors and masks to scores [rows, vocab], in place. Returns
+        errors by row."""
+        adjust(scores, rows, self._histograms, every(scores.shape[1]))
+        faults = self._process(scores, rows)
+        masked = [index for index, mask in enumerate(masks) if mask is not None]
         if masked:
-            bits = [masks[some[position]].bits for position in masked]
+            bits = [mask.bits for mask in masks if mask is not None]
             forbidden = self._forbidden.fill(bits, scores.shape[1], scores.device)
-            if len(masked) == len(some):
+            if len(masked) == len(rows):
                 scores.masked_fill_(forbidden, -math.inf)
             else:
                 scores[masked] = scores[masked].masked_fill_(forbidden, -math.inf)
-        return scores, None
+        return faults
 
-    def _sparse(
-        self,
-        logits: Tensor,
-        rows: Sequence[Row],
-        masks: Mapping[int, TokenMask],
-        some: list[int],
-        faults: dict[int, str],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Candidates are the listed ids: scores [rows, most ids], padded with -inf, and the ids at the same
-        indices."""
-        vocab = logits.shape[1]
-        lists = [np.asarray(masks[index].allowed, dtype=np.int64) for index in some]
-        lists = [ids[: np.searchsorted(ids, vocab)] for ids in lists]
+    def _listed(
+        self, logits: Tensor, some: Sequence[int], rows: Sequence[Row], allowed: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
+        """The scores of the allowed ids of `some` rows [rows, most ids], padded with -inf, and the ids at the
+        same indices."""
+        lists = [np.asarray(ids, dtype=np.int64) for ids in allowed]
+        lists = [ids[: np.searchsorted(ids, logits.shape[1])] for ids in lists]
         widest = max(1, *(len(ids) for ids in lists))
-        ids, real = np.zeros((len(some), widest), dtype=np.int64), np.zeros((len(some), widest), dtype=bool)
+        ids, real = np.zeros((len(rows), widest), dtype=np.int64), np.zeros((len(rows), widest), dtype=bool)
         for row, mine in enumerate(lists):
             ids[row, : len(mine)], real[row, : len(mine)] = mine, True
         columns = torch.from_numpy(ids).to(logits.device)
         scores = logits[torch.tensor(some, device=logits.device)[:, None], columns]
-        if any(adjusted(rows[index].sampling) for index in some):
-            adjust(scores, [rows[index] for index in some], self._histograms, listed(lists))
+        if any(row.sampling.adjusts_logits for row in rows):
+            adjust(scores, rows, self._histograms, listed(lists))
         return scores.masked_fill_(~torch.from_numpy(real).to(logits.device), -math.inf), columns.cpu()
 
-    def _process(
-        self, scores: Tensor, rows: Sequence[Row], some: Sequence[int], faults: dict[int, str]
-    ) -> None:
+    def _process(self, scores: Tensor, rows: Sequence[Row]) -> dict[int, str]:
         """Run the rows' logit processors on scores, in place, each once over all its rows. If a processor
-        fails, the rows are run one by one, and only the failing ones are put into `faults`."""
+        fails, the rows are run one by one, and only the failing ones have errors."""
+        faults: dict[int, str] = {}
         rows_of: dict[str, list[int]] = {}
-        for position, index in enumerate(some):
-            if (name := rows[index].sampling.custom_logit_processor) is not None:
-                rows_of.setdefault(name, []).append(position)
+        for index, row in enumerate(rows):
+            if (name := row.sampling.custom_logit_processor) is not None:
+                rows_of.setdefault(name, []).append(index)
         for name, mine in rows_of.items():
             try:
-                scores[mine] = self._processed(
-                    name, scores[mine], [rows[some[position]] for position in mine]
-                )
+                scores[mine] = self._processed(name, scores[mine], [rows[index] for index in mine])
                 continue
             except Exception as error:  # noqa: BLE001 - it is these requests' answer
                 if len(mine) == 1:
-                    faults[some[mine[0]]] = _failed(name, error)
+                    faults[mine[0]] = _failed(name, error)
                     continue
-            for position in mine:
+            for index in mine:
                 try:
-                    scores[[position]] = self._processed(name, scores[[position]], [rows[some[position]]])
+                    scores[[index]] = self._processed(name, scores[[index]], [rows[index]])
                 except Exception as error:  # noqa: BLE001 - it is this request's answer
-                    faults[some[position]] = _failed(name, error)
+                    faults[index] = _failed(name, error)
+        return faults
 
     def _processed(self, name: str, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         params = [
@@ -261,7 +280,7 @@ class Unsampled(Sampler):
 
 def _takes_best(params: SamplingParams) -> bool:
     """Whether the row takes the best of the model's unchanged logits."""
-    return params.greedy and params.custom_logit_processor is None and not adjusted(params)
+    return params.greedy and params.custom_logit_processor is None and not params.adjusts_logits
 
 
 def _failed(name: str, error: Exception) -> str:

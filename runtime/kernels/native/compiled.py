@@ -47,7 +47,7 @@ def paths() -> Iterator[Path]:
     """Paths of the library, best first. The one that this machine's compiler builds comes last, and is built
     only when it is asked for."""
     yield from _built()
-    if (path := _made_here()) is not None:
+    if (path := _compiled_here()) is not None:
         yield path
 
 
@@ -61,7 +61,7 @@ def _built() -> Iterator[Path]:
             yield path
 
 
-def _made_here() -> Path | None:
+def _compiled_here() -> Path | None:
     """The library built by this machine's compiler, now or earlier."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -106,5 +106,5 @@ def cache_folder() -> Path | None:
         about = folder.stat()
     except OSError:
         return None
-    own = about.st_uid == os.getuid() and not about.st_mode & 0o022
-    return folder if own and os.access(folder, os.W_OK) else None
+    private = about.st_uid == os.getuid() and not about.st_mode & 0o022
+    return folder if private and os.access(folder, os.W_OK) else None

@@ -1,6 +1,6 @@
-"""Calls of the library's kernels between two attentions, except products (products.py), with the names and
-arguments of the Triton kernels. Only for types and sizes that `takes` accepts; for others the caller uses
-torch."""
+"""Calls of the library's kernels between two attentions, except products (runtime.layers.dense), with the
+names and arguments of the Triton kernels. Only for types and sizes that `takes` accepts; for others the
+caller uses torch."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The adapters of a pass lie in a few slots, the same for all matrices: `down` [slots, parts * rank, inputs]
 and, for each projection, `up` [slots, rank, outputs], with zeros if an adapter's rank is smaller. If tokens
 of different adapters alternate, as in a decoding batch, all adapters are applied to all tokens in two
-products, and a mask [tokens, slots] between them keeps each token's own: no gather, no loop over requests,
+products, and a mask [tokens, slots] between them keeps each token's local: no gather, no loop over requests,
 and a few extra ranks cost little beside W. Long stretches with one adapter are computed separately.
 
 If ranks share a matrix, each holds its part of A or of B; the reduction of the ranks' results adds these too.
@@ -100,7 +100,7 @@ class AdaptedLinear(Linear):
     """`base`, and the adapters of its projections.
 
     inputs  of the whole matrix
-    own     the inputs it gets; None: all
+    local     the inputs it gets; None: all
     like    a tensor of the dtype and device of its products
     """
 
@@ -111,11 +111,11 @@ class AdaptedLinear(Linear):
         base: Linear,
         parts: Sequence[Projection],
         inputs: int,
-        own: range | None,
+        local: range | None,
         active: ActiveAdapters,
         like: Tensor,
     ) -> None:
-        self.parts, self.own = tuple(parts), own
+        self.parts, self.local = tuple(parts), local
         self._base, self._active, self.like = base, active, like
         self.inputs = inputs
         self._down: Tensor | None = None  # allocated for the first adapter
@@ -173,7 +173,7 @@ class AdaptedLinear(Linear):
         if rank <= old_rank:
             return
         count, like = len(self.parts), self.like
-        columns = self.inputs if self.own is None else len(self.own)
+        columns = self.inputs if self.local is None else len(self.local)
         down = like.new_zeros(slots, count, rank, columns)
         ups = [like.new_zeros(slots, rank, part.computed) for part in self.parts]
         if self._down is not None:
@@ -219,13 +219,13 @@ class Adapted(LinearMethod):
         inputs: int,
         *,
         bias: bool,
-        own: range | None = None,
+        local: range | None = None,
     ) -> Linear:
-        linear = self._method.load(weights, parts, inputs, bias=bias, own=own)
+        linear = self._method.load(weights, parts, inputs, bias=bias, local=local)
         if any(part.name in self._without for part in parts):
             return linear
         like = torch.empty(0, dtype=weights.dtype, device=weights.device)
-        self.linears.append(AdaptedLinear(linear, parts, inputs, own, self.active, like))
+        self.linears.append(AdaptedLinear(linear, parts, inputs, local, self.active, like))
         return self.linears[-1]
 
     def of_some_tokens(self) -> LinearMethod:

@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
     projection: Projection
     inputs: int
-    own: range | None
+    local: range | None
 
 
 def read(
@@ -195,8 +195,8 @@ class _Reader:
                 hint="start the engine with a larger max_lora_rank",
             )
         part = target.projection
-        down = self._tensor(name + _DOWN, (rank, target.inputs), columns=target.own)
-        up = self._tensor(name + _UP, (part.outputs, rank), rows=part.own)
+        down = self._tensor(name + _DOWN, (rank, target.inputs), columns=target.local)
+        up = self._tensor(name + _UP, (part.outputs, rank), rows=part.local)
         return Factors(down.to(self._dtype), (up.float() * scale).to(self._dtype))
 
     def _tensor(

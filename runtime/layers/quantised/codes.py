@@ -82,35 +82,35 @@ class Codes:
             x = F.pad(x, (0, more))
         return x.unflatten(1, (-1, self.group)).sum(-1)
 
-    def rows(self, own: range | None) -> Codes:
-        """Only the outputs `own` (None: all)."""
-        if own is None:
+    def rows(self, local: range | None) -> Codes:
+        """Only the outputs `local` (None: all)."""
+        if local is None:
             return self
-        part = slice(own.start, own.stop)
+        part = slice(local.start, local.stop)
         offset = None if self.offset is None else self.offset[part].contiguous()
         return Codes(
             self.data[part].contiguous(), self.scale[part].contiguous(), self.group, offset, self.order
         )
 
-    def columns(self, own: range | None) -> Codes:
-        """Only the inputs `own` (None: all). Raises ValueError if that would split codes which are stored
+    def columns(self, local: range | None) -> Codes:
+        """Only the inputs `local` (None: all). Raises ValueError if that would split codes which are stored
         together."""
-        if own is None:
+        if local is None:
             return self
         if self.order is not None:
             raise ValueError("its inputs are not grouped in their order")
         if self.data.dtype == torch.uint8:
-            if len(own) % 2:
+            if len(local) % 2:
                 raise ValueError("an odd number of codes of 4 bits")
-            data = nibbles(_apart(self.data)[:, own.start : own.stop])
+            data = nibbles(_apart(self.data)[:, local.start : local.stop])
         else:
-            data = self.data[:, own.start : own.stop].contiguous()
-        # The largest groups that neither end of `own` splits.
-        group = math.gcd(self.group, own.start, own.stop)
+            data = self.data[:, local.start : local.stop].contiguous()
+        # The largest groups that neither end of `local` splits.
+        group = math.gcd(self.group, local.start, local.stop)
         if self.group >= self.inputs:
-            group, groups = len(own), torch.zeros(1, dtype=torch.int64)
+            group, groups = len(local), torch.zeros(1, dtype=torch.int64)
         else:
-            groups = torch.arange(own.start, own.stop, group) // self.group
+            groups = torch.arange(local.start, local.stop, group) // self.group
         groups = groups.to(self.data.device)
         return Codes(
             data,

@@ -56,10 +56,10 @@ class CompressedTensors(Format):
             offset = self._zeros(weights, f"{name}.weight_zero_point", scale, outputs, inputs)
             return Codes(data, scale, group, offset)
         half = 1 << (kept.bits - 1)
-        words = weights.take(
+        packed = weights.take(
             f"{name}.weight_packed", (outputs, _ceil(inputs * kept.bits, WORD)), types=(torch.int32,)
         )
-        codes = unpacked(words, kept.bits)[:, :inputs]
+        codes = unpacked(packed, kept.bits)[:, :inputs]
         zeros: Tensor | int = half
         zero_name = f"{name}.weight_zero_point"
         if not kept.symmetric:
@@ -119,18 +119,18 @@ class AWQ(Format):
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
         bits = self._kept.bits
         group = self._kept.group or inputs
-        groups, words = _ceil(inputs, group), _ceil(outputs * bits, WORD)
+        groups, width = _ceil(inputs, group), _ceil(outputs * bits, WORD)
         codes, zeros = (
-            self._sorted(weights.take(f"{name}.{part}", (rows, words), types=(torch.int32,)))[:, :outputs]
+            self._sorted(weights.take(f"{name}.{part}", (rows, width), types=(torch.int32,)))[:, :outputs]
             for part, rows in (("qweight", inputs), ("qzeros", groups))
         )
         scale = weights.take(f"{name}.scales", (groups, outputs)).t().contiguous()
         path = weights.path_of(f"{name}.qweight")
         return _integers(codes.t(), scale, zeros.t(), group, bits, None, path)
 
-    def _sorted(self, words: Tensor) -> Tensor:
+    def _sorted(self, packed: Tensor) -> Tensor:
         return (
-            unpacked(words, self._kept.bits).unflatten(1, (-1, len(AWQ_ORDER)))[..., self._order].flatten(1)
+            unpacked(packed, self._kept.bits).unflatten(1, (-1, len(AWQ_ORDER)))[..., self._order].flatten(1)
         )
 
 
@@ -148,10 +148,10 @@ class GPTQ(Format):
         kept = self._kept
         group = kept.group or inputs
         groups = _ceil(inputs, group)
-        words = weights.take(
+        packed = weights.take(
             f"{name}.qweight", (_ceil(inputs * kept.bits, WORD), outputs), types=(torch.int32,)
         )
-        codes = unpacked(words.t(), kept.bits)[:, :inputs]
+        codes = unpacked(packed.t(), kept.bits)[:, :inputs]
         packed = weights.take(
             f"{name}.qzeros", (groups, _ceil(outputs * kept.bits, WORD)), types=(torch.int32,)
         )
@@ -179,12 +179,12 @@ class Float8OnLoad(Format):
         return Codes((plain / scale).to(E4M3), scale, inputs)
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
+def unpacked(packed: Tensor, bits: int) -> Tensor:
     """int32 [rows, words] -> uint8 [rows, words * 32 / bits], the lowest bits of a word first."""
     each = WORD // bits
-    codes = torch.empty(*words.shape, each, dtype=torch.uint8)
+    codes = torch.empty(*packed.shape, each, dtype=torch.uint8)
     for index in range(each):
-        codes[..., index] = (words >> (bits * index)) & ((1 << bits) - 1)
+        codes[..., index] = (packed >> (bits * index)) & ((1 << bits) - 1)
     return codes.flatten(1)
 
 
@@ -195,11 +195,11 @@ def _integers(
     group: int,
     bits: int,
     index: Tensor | None,
-    where: str,
+    path: str,
 ) -> Codes:
     """codes uint8 [outputs, inputs]; zeros: the code of zero, a number or [outputs, groups]; index [inputs]:
     the group of each input."""
-    order = None if index is None else _order(index.long(), group, where)
+    order = None if index is None else _order(index.long(), group, path)
     if order is not None:
         codes = codes[:, order]
     lowest = 0
@@ -207,7 +207,7 @@ def _integers(
         lowest = 128
         data = (codes.to(torch.int16) - lowest).to(torch.int8)
     elif codes.shape[1] % 2:
-        raise ModelLoadError("an odd number of inputs in codes of 4 bits is not supported", where=where)
+        raise ModelLoadError("an odd number of inputs in codes of 4 bits is not supported", where=path)
     else:
         data = nibbles(codes)
     middle = zeros.float() - lowest if isinstance(zeros, Tensor) else zeros - lowest
@@ -215,7 +215,7 @@ def _integers(
     return Codes(data.contiguous(), scale, group, offset.contiguous() if bool(offset.any()) else None, order)
 
 
-def _order(index: Tensor, group: int, where: str) -> Tensor | None:
+def _order(index: Tensor, group: int, path: str) -> Tensor | None:
     """The inputs sorted by group; None if they are already."""
     straight = torch.arange(len(index)) // group
     if torch.equal(index, straight):
@@ -223,7 +223,7 @@ def _order(index: Tensor, group: int, where: str) -> Tensor | None:
     order = index.argsort(stable=True)
     if not torch.equal(index[order], straight):
         raise ModelLoadError(
-            f"its groups of inputs do not all have the size of the configuration, {group}", where=where
+            f"its groups of inputs do not all have the size of the configuration, {group}", where=path
         )
     return order
 

@@ -107,24 +107,24 @@ class Quantised(LinearMethod):
         inputs: int,
         *,
         bias: bool,
-        own: range | None = None,
+        local: range | None = None,
     ) -> Linear:
         in_codes = [part.name not in self._plain and self._format.holds(weights, part.name) for part in parts]
         if not any(in_codes):
-            return self._other.load(weights, parts, inputs, bias=bias, own=own)
+            return self._other.load(weights, parts, inputs, bias=bias, local=local)
         biases = [_bias(weights, part, bias) for part in parts]
         added = torch.cat([one for one in biases if one is not None]) if bias else None
         mixed = not all(in_codes)  # dequantised: one product is worth more than the memory
         if not mixed and not self._expand:
-            return QuantisedLinear([self._codes(weights, part, inputs, own) for part in parts], added)
+            return QuantisedLinear([self._codes(weights, part, inputs, local) for part in parts], added)
         outputs = [part.computed for part in parts]
-        columns = inputs if own is None else len(own)
+        columns = inputs if local is None else len(local)
         weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
         for part, target, coded in zip(parts, weight.split(outputs), in_codes):
             if coded:
-                target.copy_(self._codes(weights, part, inputs, own).dense())
+                target.copy_(self._codes(weights, part, inputs, local).dense())
             else:
-                target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
+                target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.local, local))
         return self._other.of(weight, added)
 
     def shared(self, table: Tensor) -> Linear:
@@ -133,10 +133,10 @@ class Quantised(LinearMethod):
     def tune(self) -> None:
         self._other.tune()
 
-    def _codes(self, weights: Weights, part: Projection, inputs: int, own: range | None) -> Codes:
+    def _codes(self, weights: Weights, part: Projection, inputs: int, local: range | None) -> Codes:
         whole = self._format.read(weights, part.name, part.outputs, inputs)
         try:
-            return whole.rows(part.own).columns(own).to(weights.device)
+            return whole.rows(part.local).columns(local).to(weights.device)
         except ValueError as error:
             raise ModelLoadError(
                 f"{part.name!r} cannot be shared out by its inputs: {error}",
@@ -149,7 +149,7 @@ def _bias(weights: Weights, part: Projection, has_bias: bool) -> Tensor | None:
     """The bias, if the model has one. Some quantisers write a bias of zeros for matrices without one."""
     name = f"{part.name}.bias"
     if has_bias:
-        return weights.tensor(name, (part.outputs,), part.own)
+        return weights.tensor(name, (part.outputs,), part.local)
     # One that was already read is added elsewhere: to the sum of the ranks' products.
     if name in weights and not weights.taken(name) and weights.take(name, (part.outputs,)).any():
         raise ModelLoadError(

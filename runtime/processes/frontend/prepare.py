@@ -290,12 +290,12 @@ class Preparer:
         params = request.session_params
         if params is None:
             return None
-        for name in ("turn", "room", "owner"):
+        for name in ("turn", "clip", "owner"):
             if name in params:
                 raise BadRequest("unknown field", where=f"session_params.{name}")
         wanted = request.sampling_params.max_new_tokens
         room = self.limits.auto_truncate or wanted in (SamplingParams().max_new_tokens, ROOM)
-        return {**params, "turn": request.rid, "room": room, "owner": CLIENT.get().owner}
+        return {**params, "turn": request.rid, "clip": room, "owner": CLIENT.get().owner}
 
     def _textless(self, ids: Sequence[int]) -> bool:
         """Whether the prompt is control tokens only."""

@@ -25,7 +25,7 @@ from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.images.pictures import PictureReader
-from runtime.processes.frontend.images.placing import check_places, lengthened, placed
+from runtime.processes.frontend.images.placing import check_slotss, lengthened, placed
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.messages import RAW_ROLE, ImageData, ImageInput, Message
 from runtime.protocol.requests.single import SingleGenerateReq
@@ -164,7 +164,7 @@ class PromptReader:
         ids = self._encode(request, text + (self._control.trust(more) if self._hides(request) else more))
         if self._pictures is None:
             return ids
-        check_places(ids, self._pictures.spec.image_id, len(images))
+        check_slotss(ids, self._pictures.spec.image_id, len(images))
         return lengthened(ids, self._pictures.spec.image_id, images)
 
     def _check_images(self, request: SingleGenerateReq) -> None:
@@ -185,7 +185,7 @@ class PromptReader:
         if reader is None:
             return ids, ()
         images = images or ()
-        check_places(ids, reader.spec.image_id, len(images))
+        check_slotss(ids, reader.spec.image_id, len(images))
         if not images:
             return ids, ()
         room = self._limit - len(ids) + len(images)

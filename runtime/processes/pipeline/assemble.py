@@ -20,7 +20,7 @@ from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
-from runtime.plan import AdapterStore, DecoderRunner, TextRunner
+from runtime.plan import Runner, TextRunner
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import model_reasoning
 from runtime.processes.pipeline.loading import Loaded
@@ -88,7 +88,7 @@ def _generating(
     inbox: Inbox,
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
-    runner = cast(DecoderRunner, loaded.runner)
+    runner = cast(Runner, loaded.runner)
     # Some backends write JSON in one way only.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
     options = {
@@ -133,7 +133,7 @@ def _generating(
     return made, runner.slots
 
 
-def _adapters(config: EngineConfig, store: AdapterStore) -> AdapterRegistry | None:
+def _adapters(config: EngineConfig, store: Runner) -> AdapterRegistry | None:
     if not config.takes_adapters:
         return None
     return AdapterRegistry(

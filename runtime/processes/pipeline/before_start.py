@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.attention.table import ATTENTION, AUTO
-from runtime.cache.eviction import EVICTION
+from runtime.cache.radix import EVICTION
 from runtime.config.engine import EngineConfig
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.protocol.errors import BadRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from runtime.plan import DecoderRunner, Runner, TextRunner
+from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.control import MemoryPart, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, NotReady, NotSupported
@@ -96,5 +96,5 @@ class MemoryRelease:
         return True, "", {"released": self.released}
 
     @property
-    def _decoder(self) -> DecoderRunner:
-        return cast(DecoderRunner, self._runner)
+    def _decoder(self) -> Runner:
+        return cast(Runner, self._runner)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.grammar.base import Matcher
+from runtime.grammar.manager import GrammarManager
 from runtime.protocol.control import MAX_PRECOMPILED, PrecompileReq
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, RuntimeFault, UnsupportedConstraint
-from runtime.scheduler.guided.decoding import Grammars
 
 LOOK_S = 0.005
 """How often to look for answers while somebody waits for some and nothing else is to be done."""
@@ -29,7 +29,7 @@ class _Asked:
 class Precompiles:
     """Orders to compile ahead. One thread calls it."""
 
-    def __init__(self, grammars: Grammars | None) -> None:
+    def __init__(self, grammars: GrammarManager | None) -> None:
         self._grammars = grammars
         self._asked: list[_Asked] = []
 

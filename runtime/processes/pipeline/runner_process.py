@@ -26,8 +26,7 @@ from msgspec.structs import replace
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.config.shards import check_ranks
-from runtime.disagg.transfer.joined import JoinedMemory
-from runtime.disagg.transfer.memory import ArrayMemory, KVMapping, KVMemory
+from runtime.disagg.transfer.memory import ArrayMemory, JoinedMemory, KVMapping, KVMemory
 from runtime.engine.follower import FROM_RUNNER, TO_RUNNER, Failed, Ready, Start
 from runtime.engine.sampling.logit_processors import PROCESSORS, Processors
 from runtime.ipc.address import Address
@@ -271,6 +270,8 @@ class RunnerProcess:
         """Carry out a verb that runtime.protocol.control gives to the runner, on every rank; the answer is
         rank 0's. Raises what the method raises."""
         return self._ask(call(name, request))
+
+    recording = False
 
     def stepped(self) -> None:
         """The process counts its steps itself."""

@@ -212,7 +212,7 @@ class SchedulerProcess:
         if outputs:
             self._verbs.faults = 0
         self._post(outputs)
-        if self._profiler is not None:
+        if self._profiler is not None and self._profiler.recording:
             self._profiler.stepped()
         self._verbs.answer_due(self._loop.in_flight)
         if self._loop.in_flight or outputs:

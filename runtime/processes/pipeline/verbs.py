@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from runtime.cache.none import NoCache
+from runtime.cache.prefix_cache import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.memory_release import MemoryRelease
@@ -59,7 +59,9 @@ Answer = tuple[bool, str, Data]
 
 
 class Profiler(Protocol):
-    """Records where time goes."""
+    """Records where time goes. recording: in this process, now."""
+
+    recording: bool
 
     def start(self, folder: str | None, steps: int | None) -> Data:
         """Raises BadRequest: one runs already, or the folder cannot be written to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from runtime.plan import DecoderRunner, Runner, TextRunner
+from runtime.plan import Runner, TextRunner
 from runtime.protocol.control import PauseMode, UpdateWeightsReq
 from runtime.protocol.errors import InternalFault, NotSupported
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
@@ -53,6 +53,6 @@ class WeightUpdates:
         """Raises what the runner raises."""
         if not self._scheduler.flush_cache():
             raise InternalFault("some of the KV cache is still in use", where="model_path")
-        cast(DecoderRunner, self._runner).update_weights(item.model_path)
+        cast(Runner, self._runner).update_weights(item.model_path)
         self.path = item.model_path
         return True, f"the weights are those of {item.model_path}", {}

@@ -1,13 +1,11 @@
-"""What a sampled token means to its request's matcher, and what it forces (jump-forward). Knows no slots and
-no queues.
+"""Advance: the matcher follows a sampled token, and text that it forces is appended (jump-forward). Knows no
+slots and no queues.
 
-Jump-forward: where the constraint leaves one continuation only, its text is appended as tokens at once and
-computed together with the token before it, as one short extend (the compressed FSM of Zheng et al.,
-"SGLang", section 4; tokens healed at the seam by runtime.grammar.jump_plan).
-
-A request that does not jump gets the same tokens, one by one: what a jump would have appended is pending, and
-sampled with no choice. Its text would differ otherwise, since a model goes on differently after another
-tokenization of the same text, and forced text has many.
+Jump-forward: if the constraint allows one continuation only, its text is appended as tokens at once and
+computed together with the token before it, as one short extend (the compressed FSM of Zheng et al., "SGLang",
+section 4; runtime.grammar.jump_plan heals the tokens at the seam). A request that does not jump gets the same
+tokens, one by one: they are pending, and each mask allows only the next. Otherwise its text would differ,
+since a model continues differently after another tokenization of the same text.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ Encode = Callable[[str], list[int]]
 
 
 class Advance:
-    """Takes constrained requests from token to token. `manager`: for the KV of output that is taken back."""
+    """Takes constrained requests from token to token. `manager`: frees the KV of output that is taken
+    back."""
 
     def __init__(
         self, vocabulary: Vocabulary, encode: Encode, manager: CacheManager, config: SchedulerConfig
@@ -48,17 +47,19 @@ class Advance:
         if guide_of(request).matcher.is_terminated():
             return STOP
         self._liveness.begin(request)
-        reason = self._jump(request, (), request.seen) if request.heal is None else self._jump_seam(request)
+        reason = (
+            self._jump(request, (), request.seen) if request.healing is None else self._jump_seam(request)
+        )
         return self._liveness.after(request, reason)
 
     def accept(self, request: Request, sample: Sample, *, defer: bool = False) -> FinishReason | None:
-        """Append a sampled token, and what it forces; why the generation ended, if it did. `defer`: what it
-        means may be left to advance(), where nothing stands against it. Raises InternalFault when the token
+        """Append a sampled token, and what it forces; why the generation ended, if it did. `defer`: the
+        matcher may follow it later, in advance(), if that is possible. Raises InternalFault when the token
         could not have been sampled."""
-        if request.heal is not None:
-            return self._heal(request, sample)
+        if request.healing is not None:
+            return self._accept_healed(request, sample)
         guide, token = guide_of(request), sample.token
-        if guide.dead_end:  # the token is of no meaning
+        if guide.dead_end:  # the token is void
             return self._liveness.backtrack(request)
         if guide.pending:
             if token != guide.pending.pop(0):
@@ -75,20 +76,19 @@ class Advance:
         return self.advance(request)
 
     def advance(self, request: Request) -> FinishReason | None:
-        """What the last token, just appended, means to its matcher, and what it forces; result and errors as
-        of accept()."""
+        """Follow the last token, just appended, and append what it forces; result and errors as of
+        accept()."""
         return self._liveness.after(request, self._followed(request))
 
     def advance_steps(self, request: Request) -> Steps[FinishReason | None]:
-        """advance() in pieces. Between two of them nothing else may happen to the request, but that it
-        ends."""
+        """advance() in pieces. Between two of them nothing may happen to the request, except that it ends."""
         reason = self._followed(request)
-        if self._liveness.is_content(request, reason):
+        if not self._liveness.is_due(request, reason):
             return reason
-        return (yield from self._liveness.asked(request, reason))
+        return (yield from self._liveness.checked(request, reason))
 
     def _followed(self, request: Request) -> FinishReason | None:
-        """Follow the last token, and append what it forces; why it would end."""
+        """advance() without the check of liveness."""
         guide, before, token = guide_of(request), request.seen, request.tokens[-1]
         guide.unread = False
         if not guide.matcher.advance(token):
@@ -101,15 +101,15 @@ class Advance:
         request.append(sample.token, sample.logprob, sample.top, sample.token_ids)
         return request.stopped(sample.token, grammar_done=_ended(request))
 
-    def _heal(self, request: Request, sample: Sample) -> FinishReason | None:
-        """A token was sampled for the end of the prompt: the prompt's own, or a longer one."""
-        heal, guide, token = request.heal, request.guide, sample.token
-        assert heal is not None
-        size = heal.take(token, None if guide is None else guide.matcher)
+    def _accept_healed(self, request: Request, sample: Sample) -> FinishReason | None:
+        """Append a token that was sampled for the end of the prompt: the prompt's, or a longer one."""
+        healing, guide, token = request.healing, request.guide, sample.token
+        assert healing is not None
+        size = healing.take(token, None if guide is None else guide.matcher)
         if size is None:
             raise InternalFault(f"token {token} does not begin with the prompt's end", where="sampler")
-        if not heal.given:
-            request.heal = None
+        if not healing.given:
+            request.healing = None
         reason = None
         if size == len(self._vocabulary.tokens[token]):
             request.settle_prompt(token)
@@ -117,44 +117,44 @@ class Advance:
             request.skip = size
             reason = self._append(request, sample)
             if guide is not None:
-                # The completion known begins at the constraint's start, and some of that is behind us.
-                self._liveness.again(request, request.remaining)
-        if request.heal is None and guide is not None:
+                # The known completion begins at the constraint's start, which has passed.
+                self._liveness.renew(request, request.remaining)
+        if request.healing is None and guide is not None:
             reason = self._liveness.after(request, reason or self._jump(request, (), request.seen))
         request.plain = request.is_plain
         return reason
 
     def _jump_seam(self, request: Request) -> FinishReason | None:
-        """Where the constraint leaves no choice at the end of the prompt, its end and the forced text are
-        tokenized together, and what is certain of it is appended."""
-        heal, guide = request.heal, guide_of(request)
-        assert heal is not None
-        probe, left, limit = guide.matcher.copy(), heal.text, request.remaining + len(heal.given)
+        """If the constraint leaves no choice at the end of the prompt: tokenize that end and the forced text
+        together, and append the tokens that are certain."""
+        healing, guide = request.healing, guide_of(request)
+        assert healing is not None
+        probe, left, limit = guide.matcher.copy(), healing.text, request.remaining + len(healing.given)
         jump = self._planner.plan(probe, (), limit, _context(request, len(request.tokens)), left)
         if jump is None:
             return None
         same = 0
-        while same < min(len(heal.given), len(jump.ids)) and jump.ids[same] == heal.given[same]:
+        while same < min(len(healing.given), len(jump.ids)) and jump.ids[same] == healing.given[same]:
             same += 1
         rest = list(jump.ids[same:])
-        for token in heal.given[:same]:
+        for token in healing.given[:same]:
             left = left[len(self._vocabulary.tokens[token]) :]
         if rest and left and not self._vocabulary.tokens[rest[0]].startswith(left):
             return None  # the prompt itself is tokenized otherwise than it came
-        for token in heal.given[:same]:
+        for token in healing.given[:same]:
             request.settle_prompt(token)
-        heal.given = () if rest else heal.given[same:]
-        if not heal.given:
-            request.heal = None
+        healing.given = () if rest else healing.given[same:]
+        if not healing.given:
+            request.healing = None
         if not rest:
             return None
         guide.matcher, request.skip = probe, len(left)
-        self._liveness.again(request, request.remaining - len(rest))
+        self._liveness.renew(request, request.remaining - len(rest))
         return self._append_forced(request, rest, 0)
 
     def _jump(self, request: Request, last: tuple[int, ...], before: Seen) -> FinishReason | None:
-        """`last`: the output ids that healing may replace (not computed, not told); `before`: what was seen
-        before them."""
+        """Append the text that is forced now. `last`: the output ids that healing may replace (neither
+        computed nor sent); `before`: what the stop rule had seen before them."""
         end = len(request.tokens) - len(last)
         context = _context(request, end)
         jump = self._planner.plan(guide_of(request).matcher, last, request.remaining, context)
@@ -169,7 +169,7 @@ class Advance:
         return self._append_forced(request, list(jump.ids), jump.replaced)
 
     def _append_forced(self, request: Request, ids: list[int], replaced: int) -> FinishReason | None:
-        """Append the tokens of a jump, the first `replaced` in place of a sampled one; of a request that does
+        """Append the tokens of a jump, the first `replaced` instead of a sampled one; of a request that does
         not jump only those, and the others are pending."""
         jumps = self._jump_forward and request.source.jump_forward
         count = len(ids) if jumps else replaced
@@ -184,12 +184,12 @@ class Advance:
 
 
 def _context(request: Request, end: int) -> tuple[int, ...]:
-    """The ids before place `end` that a jump looks at."""
+    """The ids before index `end` that a jump looks at."""
     return request.ids(max(0, end - CONTEXT), end)
 
 
 def _ended(request: Request) -> bool:
-    """Whether the grammar is done with the tokens there are."""
+    """Whether the grammar has ended with the tokens so far."""
     guide = request.guide
     return guide is not None and not guide.pending and guide.matcher.is_terminated()
 

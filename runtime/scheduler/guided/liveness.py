@@ -1,30 +1,28 @@
-"""Liveness: constrained outputs end as their constraint wants. Takes output back where nothing may follow it,
-and leads it to an end before max_new_tokens runs out. Samples nothing and knows no queues.
+"""Liveness: constrained outputs end as their constraint requires. Takes output back at dead ends, and
+completes it before max_new_tokens runs out. Samples nothing and knows no queues.
 
-Backtracking. A language that is wider than its constraint may lead to a place where nothing is left that may
-follow. Then the steps that led there are undone in the matcher, the output and the KV, what was taken there
-is forbidden, and generation goes on. How often, and how many tokens in all, is bounded (SchedulerConfig).
+Backtracking. A matcher whose language is wider than its constraint may reach a state from which no token
+leads on. Then its last steps are undone in the matcher, the output and the KV, the token that led there is
+forbidden, and generation continues. How often, and how many tokens in all, is bounded (SchedulerConfig).
 
-Budget. From half of max_new_tokens on (streams and small budgets: from the start) a request holds ids that
-would complete its output, known to fit into what is left when they were found. Whether there still are such
-ids is asked again after a quarter of the tokens to spare: rarely while there are many, at every token in the
-end. Usually the ids held, or an end of them, are still good and no search is needed. Where none is found, and
-there is room, is asked again after 2, 4, 8 ... tokens. Where room is short the output is cut back to where a
-completion was known, or to a later place from which one is found at once, and that is appended without asking
-the model.
+Budget. From half of max_new_tokens on (streams and small budgets: from the start) a request holds a
+completion: ids that would complete its output and that fitted into the remaining budget when they were found.
+It is checked again after a quarter of the spare tokens: rarely while there are many, at every token in the
+end. Usually the held ids, or the rest of them, are still good and no search is needed. If a search fails and
+the budget is large, it is repeated after 2, 4, 8 ... tokens. If the budget is small, the output is cut back
+to where a completion was known, or to a later step from which one is found at once, and that completion is
+appended without asking the model.
 
-What was sent cannot be taken back. A request that streams is asked after every token besides, and only tokens
-before the last place with a known completion are sent; where none is found the stream lags behind by up to
-PATIENCE tokens. If in the end it is closed from there, the output may differ from that of a request which
-does not stream.
+Text that was sent cannot be taken back. A stream is checked after every token besides, and only tokens before
+the last step with a known completion are sent; if none is found, the stream lags by up to PATIENCE tokens. If
+it has to be completed from there, the output may differ from that of a request that does not stream.
 
-The generation then ends, even where min_new_tokens is not reached: the constraint goes before it, as
-everywhere. It ends with "length", since the model did not write the completion. A stop string or stop id
-within the completion ends the output there, and is cut from the text as usual. Completions hold no eos, so an
-eos needs no room.
+The generation then ends, even if min_new_tokens is not reached: the constraint has priority. It ends with
+"length", since the model did not write the completion. A stop string or stop id within the completion ends
+the output there, and is cut from the text as usual. Completions hold no eos, so an eos needs no budget.
 
-Searches come in pieces: whoever asks may let other things happen between two of them, as long as these leave
-the request as it is.
+Searches come in pieces: between two of them the caller may do other work, as long as the request stays as it
+is.
 """
 
 from __future__ import annotations
@@ -46,17 +44,18 @@ from runtime.scheduler.guided.steps import cut, guide_of, mark
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.requests.stop import LENGTH
 
-SMALL = 48  # max_new_tokens below which a completion is wanted from the start
-SPARE = 4  # the share of the tokens to spare after which is asked again
-TIGHT = 16  # fewer tokens than this, besides twice those of the completion held, are a short room
-PATIENCE = 16  # tokens after which is asked again when no completion was found, at most, or a quarter of all
+SMALL = 48  # max_new_tokens below which a completion is needed from the start
+SPARE = 4  # a check follows after 1/SPARE of the spare tokens
+TIGHT = 16  # fewer tokens than this, besides twice those of the held completion, are a small budget
+PATIENCE = 16  # tokens between two searches that fail, at most, or a quarter of all
 SEARCHES = 48  # searches for one request while it runs
-LATER = 2  # places from which a completion is looked for, when none is found from the last one
+LATER = 2  # earlier steps from which a completion is searched, if none is found from the last one
 _KEPT = 256
 
 
 class _Way(NamedTuple):
-    """How to go back: `back` steps; `reason` for people; `token` to forbid there if the matcher cannot."""
+    """How to take output back: `back` steps; `reason` for the message; `token`: to be forbidden there if the
+    matcher cannot do that itself."""
 
     back: int
     reason: str
@@ -72,38 +71,39 @@ class Liveness:
     # -- the budget ------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> None:
-        """The request has its matcher, at its start. Without a completion that fits nothing is promised."""
+        """The request has its matcher, at its start. Without a completion that fits its end is not
+        guaranteed."""
         if not self._config.liveness or request.source.constraint is None or request.ending:
             return
         guide = guide_of(request)
-        later = _wanted(request, guide.matcher)
-        if later is None or request.source.require_reasoning or request.heal is not None:
+        later = _completion_of(request, guide.matcher)
+        if later is None or request.source.require_reasoning or request.healing is not None:
             self._from_start(request, request.source.constraint)
             return
-        # Most outputs end by themselves: nothing is looked for before half of the tokens are used, and of
-        # small budgets at once. What streams is checked before it is sent.
+        # Most outputs end by themselves: large budgets are not searched before half of the tokens are used.
+        # Streamed text is checked before it is sent.
         guide.completion = later
         many = request.params.max_new_tokens
         guide.check_at = many // 2 if many >= SMALL else 0
         if request.stream:
             ids = later.get()
-            if ids is not None and len(ids) > many:  # the one that is known is not the shortest
+            if ids is not None and len(ids) > many:  # it need not be the shortest
                 ids = guide.matcher.closing(many)
             guide.sure_held = ids or ()
             if not guide.sure_held:
                 guide.completion = None
 
     def _start_search(self, request: Request, *, here: bool = True) -> Steps[None]:
-        """A completion is wanted now: from `here`, or else the one from the start."""
+        """Search a completion now: from `here`, or else the one from the start."""
         guide = guide_of(request)
         later, guide.completion = guide.completion, None
         if later is None:
             return
-        room = request.remaining - len(guide.pending)
-        ids = (yield from self._searched(request, guide.matcher, (), room)) if here and room > 0 else None
+        budget = request.remaining - len(guide.pending)
+        ids = (yield from self._searched(request, guide.matcher, (), budget)) if here and budget > 0 else None
         if ids is not None:
             guide.held, guide.held_at = ids, len(guide.marks)
-            guide.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
+            guide.check_at = request.produced + max(1, (budget - len(ids)) // SPARE)
             return
         ids = yield from later.steps()
         fits = ids is not None and len(ids) <= request.params.max_new_tokens
@@ -126,35 +126,35 @@ class Liveness:
         fits = ids is not None and len(ids) <= request.params.max_new_tokens
         guide.held, guide.held_at, guide.check_at = (ids if fits else None), 0, 0
 
-    def again(self, request: Request, room: int) -> None:
-        """The output of a request that holds a completion begins elsewhere than was thought: one from here,
-        in `room` ids."""
+    def renew(self, request: Request, budget: int) -> None:
+        """The held completion does not fit the output's start: search one from here, of at most `budget`
+        ids."""
         guide = guide_of(request)
         if guide.held is not None:
-            guide.held, guide.check_at = guide.matcher.closing(room), request.produced
+            guide.held, guide.check_at = guide.matcher.closing(budget), request.produced
 
     def after(self, request: Request, reason: FinishReason | None) -> FinishReason | None:
-        """A step of the request was appended, with what it forces; `reason`: why it would end now. Why it
-        does."""
-        if self.is_content(request, reason):
+        """A step of the request was appended, with the text it forces; `reason`: why it would end now.
+        Returns why it ends."""
+        if not self.is_due(request, reason):
             return reason
-        return at_once(self.asked(request, reason))
+        return at_once(self.checked(request, reason))
 
-    def is_content(self, request: Request, reason: FinishReason | None) -> bool:
-        """Whether after() has nothing to ask, and gives `reason`: the usual case."""
+    def is_due(self, request: Request, reason: FinishReason | None) -> bool:
+        """Whether after() has anything to check; usually it has not, and returns `reason`."""
         guide = guide_of(request)
         if reason is not None:
-            return reason.type != "length"
+            return reason.type == "length"
         if guide.pending:
-            return True  # asked when all are appended, as of a request that jumps: a stop may be among them
+            return False  # checked when all are appended, as after a jump: a stop may be among them
         if request.produced >= guide.check_at and (guide.completion or guide.held is not None):
-            return False
+            return True
         known = guide.sure_at if guide.completion is not None else max(guide.held_at, guide.sure_at)
-        wanted = guide.completion is not None or guide.held is not None
-        return not (request.stream and wanted and known < len(guide.marks))
+        needed = guide.completion is not None or guide.held is not None
+        return request.stream and needed and known < len(guide.marks)
 
-    def asked(self, request: Request, reason: FinishReason | None) -> Steps[FinishReason | None]:
-        """after() in pieces, where it is not content."""
+    def checked(self, request: Request, reason: FinishReason | None) -> Steps[FinishReason | None]:
+        """after() in pieces, if it is due."""
         guide = guide_of(request)
         matcher = guide.matcher
         if guide.completion is not None:
@@ -166,8 +166,8 @@ class Liveness:
         if guide.held is None:
             return reason
         if reason is not None:
-            whole = matcher.may_stop() and not guide.pending
-            return reason if whole else (yield from self._complete(request)) or reason
+            complete = matcher.may_stop() and not guide.pending
+            return reason if complete else (yield from self._complete(request)) or reason
         if request.produced >= guide.check_at:
             end = yield from self._check(request, matcher)
             if end is not None:
@@ -177,87 +177,87 @@ class Liveness:
         return None
 
     def _check(self, request: Request, matcher: Matcher) -> Steps[FinishReason | None]:
-        """Hold on to a completion from here, or to the one known before as long as there is room to look
-        again."""
+        """Hold a completion from here, or keep the one known before as long as the budget allows another
+        search."""
         guide = guide_of(request)
-        held, room = guide.held or (), request.remaining - len(guide.pending)
-        ids = self._followed(request, matcher, held, guide.held_at, room)
+        held, budget = guide.held or (), request.remaining - len(guide.pending)
+        ids = self._still_good(request, matcher, held, guide.held_at, budget)
         if ids is None:
-            ids = yield from self._searched(request, matcher, held, room, found=guide.held_at > 0)
+            ids = yield from self._searched(request, matcher, held, budget, later=guide.held_at > 0)
         if ids is not None:
             guide.held, guide.held_at, guide.misses = ids, len(guide.marks), 0
-            guide.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
+            guide.check_at = request.produced + max(1, (budget - len(ids)) // SPARE)
             return None
-        if room < 2 * len(held) + TIGHT:
+        if budget < 2 * len(held) + TIGHT:
             return (yield from self._complete(request))
         guide.misses += 1
-        wait = min(1 << min(guide.misses, 12), max(PATIENCE, room // SPARE))
+        wait = min(1 << min(guide.misses, 12), max(PATIENCE, budget // SPARE))
         guide.check_at = request.produced + wait
         return None
 
     def _check_stream(self, request: Request, matcher: Matcher) -> Steps[None]:
-        """Whether what there is may be sent. Keeps its own completion, so that a stream is checked when
-        another request is, and comes out the same."""
+        """Find out how much may be sent. Holds a completion of its own, so that the other checks, and the
+        output, are the same as without streaming."""
         guide = guide_of(request)
-        if request.produced < guide.tell_at:
+        if request.produced < guide.stream_check_at:
             return
-        room = request.remaining - len(guide.pending)
+        budget = request.remaining - len(guide.pending)
         held, at = guide.held or (), guide.held_at
         if guide.held is None or guide.sure_at > at:
             held, at = guide.sure_held, guide.sure_at
-        ids = self._followed(request, matcher, held, at, room)
+        ids = self._still_good(request, matcher, held, at, budget)
         if ids is None:
-            ids = yield from self._searched(request, matcher, held, room, found=at > 0)
+            ids = yield from self._searched(request, matcher, held, budget, later=at > 0)
         if ids is not None:
-            guide.sure_held, guide.sure_at, guide.silent = ids, len(guide.marks), 0
+            guide.sure_held, guide.sure_at, guide.stream_misses = ids, len(guide.marks), 0
             return
-        guide.silent += 1
-        guide.tell_at = request.produced + min(1 << min(guide.silent, 8), PATIENCE)
+        guide.stream_misses += 1
+        guide.stream_check_at = request.produced + min(1 << min(guide.stream_misses, 8), PATIENCE)
 
     @staticmethod
     def _searched(
-        request: Request, matcher: Matcher, held: tuple[int, ...], room: int, *, found: bool = False
+        request: Request, matcher: Matcher, held: tuple[int, ...], budget: int, *, later: bool = False
     ) -> Steps[tuple[int, ...] | None]:
-        """A part of the completion held, or another one, unless the request has had its share of searches.
-        found: `held` was found at a later place than the start. If its part is too long, nothing is looked
-        for: others would hardly be shorter, and a search that fails takes five times as long as others."""
+        """A part of the held completion, or another one, unless the request has used up its searches. later:
+        `held` was found after the start. If its part is too long, there is no search: other completions would
+        hardly be shorter, and a search that fails takes five times as long as others."""
         guide = guide_of(request)
-        place = len(guide.marks)
+        step = len(guide.marks)
         if guide.searches >= SEARCHES:
             return None
         ids = yield from rest_of(matcher, held)
-        if ids is not None and len(ids) <= room:
+        if ids is not None and len(ids) <= budget:
             return ids
-        if (found and ids is not None) or guide.hopeless(place, room):
+        if (later and ids is not None) or guide.hopeless(step, budget):
             return None
         guide.searches += 1
-        ids = yield from matcher.closing_steps(room)
+        ids = yield from matcher.closing_steps(budget)
         if ids is None:
-            guide.missed = place, room
+            guide.missed = step, budget
         return ids
 
     @staticmethod
-    def _followed(
-        request: Request, matcher: Matcher, held: tuple[int, ...], at: int, room: int
+    def _still_good(
+        request: Request, matcher: Matcher, held: tuple[int, ...], at: int, budget: int
     ) -> tuple[int, ...] | None:
-        """The completion `held` after `at` steps, or what is left of it where the output went along it, if it
-        is good here."""
+        """The completion `held` after `at` steps, or its rest if the output followed it, if that completes
+        the output here."""
         guide = guide_of(request)
         if matcher.may_stop():
             return ()
         options = [held]
         if at < len(guide.marks):
-            taken = request.tokens[guide.marks[at].length :].tolist()
-            if taken == list(held[: len(taken)]) and not guide.pending:
-                options.insert(0, held[len(taken) :])
+            since = request.tokens[guide.marks[at].length :].tolist()
+            if since == list(held[: len(since)]) and not guide.pending:
+                options.insert(0, held[len(since) :])
         for ids in options:
-            if ids and len(ids) <= room and follows(matcher, ids):
+            if ids and len(ids) <= budget and follows(matcher, ids):
                 return ids
         return None
 
     def _complete(self, request: Request) -> Steps[FinishReason | None]:
-        """Cut back to where a completion is known, and append it. None where too much was sent already:
-        nothing can be promised any more."""
+        """Cut back to where a completion is known, and append it. None if too much was sent already: then the
+        end is no longer guaranteed."""
         guide = guide_of(request)
         matcher = guide.matcher
         if guide.sure_at > guide.held_at:
@@ -284,31 +284,31 @@ class Liveness:
 
     @staticmethod
     def _hold_later(request: Request, matcher: Matcher) -> Steps[None]:
-        """A completion from a later place than the one known, where one is found at once."""
+        """Hold a completion from a later step than the known one, if one is found at once."""
         guide = guide_of(request)
         steps = len(guide.marks) - guide.held_at
         back, spare = 1, LATER
         while back < steps and spare:
-            place = matcher.copy()
-            place.rollback(back)
-            step = guide.marks[-back]
-            room = request.params.max_new_tokens - (step.length - request.prompt_len)
-            rest = yield from rest_of(place, guide.held or ())
-            found = rest if rest is not None and len(rest) <= room else None
+            earlier = matcher.copy()
+            earlier.rollback(back)
+            step = len(guide.marks) - back
+            budget = request.params.max_new_tokens - (guide.marks[step].length - request.prompt_len)
+            rest = yield from rest_of(earlier, guide.held or ())
+            ids = rest if rest is not None and len(rest) <= budget else None
             known = rest is not None and guide.held_at  # as in _searched(): others would hardly be shorter
-            if found is None and not known and not guide.hopeless(len(guide.marks) - back, room):
-                found = yield from place.closing_steps(room)
-            if found is not None:
-                guide.held, guide.held_at = found, len(guide.marks) - back
+            if ids is None and not known and not guide.hopeless(step, budget):
+                ids = yield from earlier.closing_steps(budget)
+            if ids is not None:
+                guide.held, guide.held_at = ids, step
                 return
             back, spare = 2 * back, spare - 1
 
     # -- backtracking ----------------------------------------------------------------------------------------
 
     def backtrack(self, request: Request) -> FinishReason | None:
-        """Nothing may follow what was generated: take it back as far as there is another choice. Why the
-        request ends, where the tries are used up and a completion is known. Raises BadConstraint where none
-        is."""
+        """No token may follow the output: take it back to the last step with another choice. Returns why the
+        request ends, if the attempts are used up and a completion is known. Raises BadConstraint if none is
+        known."""
         guide = guide_of(request)
         matcher = guide.matcher
         guide.dead_end = False
@@ -331,7 +331,7 @@ class Liveness:
         self._cut(request, way.back)
         if guide.held is not None and guide.held_at > len(guide.marks) and request.source.constraint:
             self._from_start(request, request.source.constraint)
-        guide.check_at = guide.tell_at = min(guide.check_at, request.produced)
+        guide.check_at = guide.stream_check_at = min(guide.check_at, request.produced)
         guide.sure_at = min(guide.sure_at, len(guide.marks))
         return None
 
@@ -347,14 +347,14 @@ class Liveness:
         return _Way(0, reason)
 
     def _cut(self, request: Request, back: int) -> None:
-        """The output of the last `back` steps is taken back, and its KV; the last token that stays is
-        computed again, for what follows it."""
+        """Take the output of the last `back` steps back, and its KV; the last token that stays is computed
+        again for its logits."""
         guide = guide_of(request)
         if back:
             guide.backtracks += 1
             guide.taken_back += cut(request, back)
         if not request.intact:
-            return  # its pass is running; DeferredAdvance.settle() does it then
+            return  # its pass is running; GuidedDecoding.settle() does it then
         shrink(self._manager, request, min(request.computed, len(request.tokens) - 1))
         if request.hidden == "all":
             del request.states[request.computed :]
@@ -380,8 +380,8 @@ class Liveness:
 
 def completion_ready(request: Request, matcher: Matcher) -> bool:
     """Whether `request` can begin: the completion of its constraint is known, if it needs one from the start.
-    Has it looked for."""
-    later = _wanted(request, matcher)
+    Starts the search."""
+    later = _completion_of(request, matcher)
     needs = request.stream or request.params.max_new_tokens < SMALL or request.source.require_reasoning
     if later is None or not needs:
         return True
@@ -389,8 +389,8 @@ def completion_ready(request: Request, matcher: Matcher) -> bool:
     return later.ready
 
 
-def _wanted(request: Request, matcher: Matcher) -> Completion | None:
-    """What looks for a completion; None where one that fits is known from compiling, or nothing can look."""
+def _completion_of(request: Request, matcher: Matcher) -> Completion | None:
+    """The search of a completion; None if one that fits is known from compiling, or there is no search."""
     origin = matcher.origin
     fits = origin.shortest is not None and len(origin.shortest) <= request.params.max_new_tokens
     return None if fits else origin.completion

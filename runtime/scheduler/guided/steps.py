@@ -1,5 +1,5 @@
-"""The steps that a request's matcher took, beside the tokens that stand for them, and undoing them. What is
-computed of the tokens, and the matcher, are the caller's."""
+"""The steps of a request's matcher, with the tokens of each, and how they are undone. The KV and the matcher
+itself are the caller's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def guide_of(request: Request) -> Guide:
 
 
 def mark(request: Request, token: int = -1) -> None:
-    """The matcher took one step just now, by the sampled `token` or by forced text; the tokens for it come
+    """The matcher made one step just now, by the sampled `token` or by forced text; its tokens are appended
     next."""
     step = Mark(len(request.tokens), request.seen, request.decode_steps, request.jumped, token)
     guide_of(request).marks.append(step)
 
 
 def drop_last(request: Request) -> None:
-    """Take the last output token back; it has not been computed or sent. Other tokens for its text, and for
-    what is forced behind it, come next; cut() brings it back."""
+    """Take the last output token back; it has not been computed or sent. Other tokens for its text and the
+    text forced behind it are appended next; cut() restores it."""
     guide = guide_of(request)
     if guide.marks:
         score = None if request.logprobs is None else request.logprobs.last()
@@ -32,7 +32,7 @@ def drop_last(request: Request) -> None:
 
 
 def cut(request: Request, back: int) -> int:
-    """Take the output of the last `back` steps back; how many tokens that were."""
+    """Take the output of the last `back` steps back; returns how many tokens that were."""
     guide, before = guide_of(request), len(request.tokens)
     for _ in range(back):
         number = len(guide.marks)
@@ -46,7 +46,7 @@ def cut(request: Request, back: int) -> int:
                 request.logprobs.restore(replaced.score)
         request.seen, request.decode_steps, request.jumped = last.seen, last.decode_steps, last.jumped
     if guide.missed[0] > len(guide.marks):
-        guide.missed = (-1, 0)  # it is another place now
+        guide.missed = (-1, 0)  # that step is another one now
     guide.pending = []
     for number in [one for one in guide.banned if one > len(guide.marks)]:
         del guide.banned[number]
@@ -60,28 +60,28 @@ def _shorten(request: Request, length: int) -> None:
 
 
 class Costs:
-    """Shares the CPU time of a piece of work out among the requests it was done for, by the clock: a thread's
-    own time is dear to ask for."""
+    """Divides the CPU time of a piece of work among its requests by the clock: reading a thread's CPU time is
+    costly."""
 
     def __init__(self) -> None:
         self._cpu, self._at = time.thread_time(), time.perf_counter()
-        self._taken: list[tuple[Request, float]] = []
+        self._seconds: list[tuple[Request, float]] = []
 
     @property
     def any(self) -> bool:
         """Whether anything was done."""
-        return bool(self._taken)
+        return bool(self._seconds)
 
-    def took(self, request: Request) -> None:
-        """What was done since the last call was done for `request`."""
+    def add(self, request: Request) -> None:
+        """The work since the last call was for `request`."""
         now = time.perf_counter()
-        self._taken.append((request, now - self._at))
+        self._seconds.append((request, now - self._at))
         self._at = now
 
     def charge(self) -> None:
-        whole = sum([seconds for _, seconds in self._taken])
+        whole = sum([seconds for _, seconds in self._seconds])
         if whole > 0:
             share = (time.thread_time() - self._cpu) / whole
-            for request, seconds in self._taken:
+            for request, seconds in self._seconds:
                 if request.guide is not None:
                     request.guide.seconds += seconds * share

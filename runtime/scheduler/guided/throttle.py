@@ -1,12 +1,12 @@
-"""Throttle: what constrained requests cost the free ones beside them, and when they make up for it. Measures
-passes; knows no plans, no grammars and no queues.
+"""Throttle: measures what constrained requests cost the free ones beside them, and lets them skip passes to
+make up for it. Knows no plans, no grammars and no queues.
 
-Free requests should come as far beside constrained ones as they would beside as many free ones. How long a
-pass of so many plain rows takes is learned from all passes: a line through the seconds of their forward
-passes by rows, and of those without a mask what sampling takes a row and the time between two passes. What a
-pass takes longer than that (masks that came late, sampling by them, jumps, and whatever takes time of the
-same cores) is a deficit of the constrained requests. While it lasts they skip passes, which are
-shorter without them; but of LEAST passes in a row they are in one, however large it is.
+Free requests should get as far beside constrained ones as beside as many free ones. The time of a pass of so
+many plain rows is learned from all passes: a line through the seconds of forward passes by rows, and from
+passes without masks the time of sampling a row and the time between two passes. The additional time of a pass
+(late masks, sampling with masks, jumps, other work on the same cores) is a deficit of the constrained
+requests. While it lasts they skip passes, which are shorter without them; but they are in one of LEAST passes
+in a row in any case.
 
 Measured with 20 free and 20 constrained requests at a time on the bundled checkpoint in a process of its own
 (the load of benchmarks.grammars.mixed_load; 2 cores, 20 rounds of each rule in turn): free requests generate
@@ -14,7 +14,7 @@ Measured with 20 free and 20 constrained requests at a time on the bundled check
 more in 18 of 20 rounds; that rule is no better than none. The constrained ones generate 0.87 times as many in
 the 12 rounds in which nothing else ran on the machine, 0.62 times over all 20.
 
-No output depends on it: a draw depends on its seed and its place alone.
+No output depends on it: a draw depends on its seed and its step alone.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from runtime.plan import StepResult
 LEAST = 4
 _KEPT = 0.98  # how much of what was learned is kept from one pass to the next
 _SPREAD = 0.02  # of the number of rows: standard deviation by mean, below which all have the same
-_LOOK = 8  # of so many passes one is skipped where not one without masks was seen yet
+_LOOK = 8  # of so many passes one is skipped as long as none without masks was seen
 _ENOUGH = 3.0  # passes, by weight
 _ABOVE = 0.1
-"""The weight of what lies above the line, where below it counts whole: passes are slowed down by others, and
-what is wanted is how long they take undisturbed. (An expectile, Newey & Powell 1987.)"""
-_TAKEN = 1.04  # usual passes that one may take: the estimate is on the low side
-_CREDIT = 2.0  # passes that may be had in advance
-_LONGEST = 4.0  # usual passes: what takes longer was held up by something else
+"""The weight of times above the line, relative to those below: the line is to be the time of undisturbed
+passes. (An expectile, Newey & Powell 1987.)"""
+_ALLOWED = 1.04  # usual passes that one may take: the estimate is on the low side
+_CREDIT = 2.0  # usual passes of time saved that are remembered at most
+_LONGEST = 4.0  # usual passes: a longer one was delayed by something else
 
 
 @dataclass(slots=True)
 class Pass:
     """rows: how many are in it, `masked` of them with a mask. present: requests that run, in it or not.
-    computes: a prompt is computed in it, so its time tells nothing. jumps: a row has several tokens for
-    another reason."""
+    computes: a prompt is computed in it, so its time is not comparable. jumps: a row has several tokens
+    for another reason."""
 
     rows: int
     present: int
@@ -57,16 +57,16 @@ class Throttle:
         self._last = -1.0  # when the pass before ended; < 0: there was a break
         self._sums = [0.0] * 5  # weight, rows, seconds, rows * rows, rows * seconds
         self._row = self._masked_row = self._between = -1.0
-        self._skipped = self._asked = 0
+        self._skipped = self._queries = 0
 
     def idle(self) -> None:
-        """Nothing runs now: the time until the next pass belongs to nobody."""
+        """Nothing runs now: the time until the next pass does not count."""
         self._last = -1.0
 
     def skip(self) -> bool:
-        """Whether constrained requests are to be left out of the next pass, beside which free ones run."""
-        self._asked += 1
-        unknown = self._row < 0 and self._asked % _LOOK == 0
+        """Whether constrained requests skip the next pass, in which free ones run."""
+        self._queries += 1
+        unknown = self._row < 0 and self._queries % _LOOK == 0
         if (unknown or self.deficit > 0) and self._skipped < LEAST - 1:
             self._skipped += 1
             return True
@@ -81,16 +81,16 @@ class Throttle:
             return
         usual = self._usual(what.present)
         if before >= 0 and beside and usual > 0:
-            took = min(now - before, _LONGEST * usual)  # a break of the machine is nobody's fault
-            self.deficit = max(self.deficit + took - _TAKEN * usual, -_CREDIT * usual)
+            elapsed = min(now - before, _LONGEST * usual)
+            self.deficit = max(self.deficit + elapsed - _ALLOWED * usual, -_CREDIT * usual)
         elif not beside:
             self.deficit = 0.0
         if what.jumps:
             return
         line = self._line(what.rows)
         weight = 1.0 if forward <= line or not line else _ABOVE
-        for place, value in enumerate((1.0, what.rows, forward, what.rows**2, what.rows * forward)):
-            self._sums[place] = _KEPT * self._sums[place] + weight * value
+        for index, value in enumerate((1.0, what.rows, forward, what.rows**2, what.rows * forward)):
+            self._sums[index] = _KEPT * self._sums[index] + weight * value
         if what.masked:
             self._masked_row = _blend(self._masked_row, (whole - forward) / what.rows)
         else:

@@ -1,8 +1,8 @@
 """Adapters as the scheduler knows them: a name, a number, a directory. Which are loaded, which requests may
-run together, and whose KV is whose. It knows no tensors: a store (plan.AdapterStore) holds the weights.
+run together, and the cache keys of their requests. It knows no tensors: the runner holds the weights.
 
-A number is given once. So KV that was computed with an adapter is found by no request of another one, nor of
-one that is loaded under the same name later.
+A number is used once. So KV that was computed with an adapter is never used for another one, nor for one that
+is loaded under the same name later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runtime.plan import Adapter, AdapterStore
+from runtime.plan import Adapter, Runner
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import AdapterError, ModelNotFound
 from runtime.scheduler.requests.request import Request
@@ -24,25 +24,27 @@ KEY = "\0lora:"
 
 
 class AdapterRegistry:
-    """store: None where adapters are not taken. per_batch: different ones in one step, at most. at_most: so
-    many are loaded, at most; None: no limit. `loaded`: those that the store has already."""
+    """store: None if adapters are not supported. per_batch: different ones in one step, at most. at_most: so
+    many may be loaded; None: no limit. `loaded`: those that the store has already. active: whether there is a
+    store. leaving: unloaded ones that live requests still have."""
 
     def __init__(
         self,
-        store: AdapterStore | None = None,
+        store: Runner | None = None,
         loaded: Sequence[Adapter] = (),
         *,
         per_batch: int = 1,
         at_most: int | None = None,
     ) -> None:
         self._store, self._per_batch, self._at_most = store, per_batch, at_most
-        self._named = {one.name: one for one in loaded}  # who was used last stands last
+        self.active = store is not None
+        self._named = {one.name: one for one in loaded}  # the last used one stands last
         self._numbers = itertools.count(1 + max((one.number for one in loaded), default=0))
-        self._leaving: set[int] = set()  # unloaded, and live requests have them still
+        self.leaving: set[int] = set()
         self._live: Mapping[str, Request] = {}
 
     def following(self, live: Mapping[str, Request]) -> AdapterRegistry:
-        """Itself, going by these requests: all there are, whenever it is asked."""
+        """Itself, with the mapping of live requests, which it reads and does not change."""
         self._live = live
         return self
 
@@ -52,9 +54,9 @@ class AdapterRegistry:
         return {name: self._named[name].path for name in sorted(self._named)}
 
     def load(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Raises AdapterError, and changes nothing: the name is taken, there is no room, or the files are
-        wrong; BadRequest where none are taken."""
-        store = self._given("lora_name")
+        """Raises AdapterError, and changes nothing: the name is in use, too many are loaded, or the files are
+        wrong; BadRequest if adapters are not supported."""
+        store = self._supported("lora_name")
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise AdapterError(
                 f"must have 1 to {MAX_NAME} printable characters, got {name[:40]!r}", where="lora_name"
@@ -71,16 +73,16 @@ class AdapterRegistry:
                 "place must be left",
                 where="pinned",
             )
-        leaves = self._makes_room()
+        replaced = self._replaced()
         adapter = Adapter(next(self._numbers), name, path, pinned)
         store.load_adapter(adapter)
-        if leaves is not None:
-            self.unload(leaves)
+        if replaced is not None:
+            self.unload(replaced)
         self._named[name] = adapter
 
-    def _makes_room(self) -> str | None:
-        """Who is unloaded for another one: of those that no request has, not the pinned, the one that was
-        used longest ago. None where there is room."""
+    def _replaced(self) -> str | None:
+        """The adapter that is unloaded for another one: the least recently used that no request has and that
+        is not pinned. None if that is not necessary."""
         if self._at_most is None or len(self._named) < self._at_most:
             return None
         used = {request.adapter for request in self._live.values()}
@@ -94,64 +96,64 @@ class AdapterRegistry:
         return idle[0]
 
     def unload(self, name: str) -> None:
-        """No request finds it from now on; who has it keeps it to the end. Raises ModelNotFound, BadRequest
-        where none are taken."""
-        self._given("lora_name")
+        """New requests cannot use it from now on; running ones keep it. Raises ModelNotFound, BadRequest if
+        adapters are not supported."""
+        self._supported("lora_name")
         adapter = self._named.pop(name, None)
         if adapter is None:
             raise self._unknown(name, "lora_name")
-        self._leaving.add(adapter.number)
+        self.leaving.add(adapter.number)
         self.sweep()
 
     def sweep(self) -> None:
-        """Have the store forget what was unloaded and is in no use any more."""
-        if self._store is None or not self._leaving:
+        """Have the store drop adapters that were unloaded and that no request has any more."""
+        if self._store is None or not self.leaving:
             return
         used = {request.adapter for request in self._live.values()}
-        for number in self._leaving - used:
-            self._leaving.discard(number)
+        for number in self.leaving - used:
+            self.leaving.discard(number)
             self._store.unload_adapter(number)
 
     def key_of(self, name: str, key: str | None) -> tuple[int, str]:
-        """The number of this adapter, and the key in the cache of a request that has it, and the extra key
-        `key`. Raises ModelNotFound, BadRequest where none are taken."""
-        self._given("lora_path")
+        """The number of this adapter, and the cache key of a request with it and the extra key `key`. Raises
+        ModelNotFound, BadRequest if adapters are not supported."""
+        self._supported("lora_path")
         adapter = self._named.pop(name, None)
         if adapter is None:
             raise self._unknown(name, "lora_path")
         self._named[name] = adapter
         return adapter.number, f"{KEY}{adapter.number}" + ("" if key is None else f"\0{key}")
 
-    def _given(self, where: str) -> AdapterStore:
+    def _supported(self, field: str) -> Runner:
         if self._store is None:
-            raise no_adapters(where)
+            raise no_adapters(field)
         return self._store
 
-    def _unknown(self, name: str, where: str) -> ModelNotFound:
+    def _unknown(self, name: str, field: str) -> ModelNotFound:
         known = ", ".join(sorted(self._named)[:8]) or "none"
         return ModelNotFound(
-            f"no adapter {name[:MAX_NAME]!r} is loaded", where=where, hint=f"there are: {known}"
+            f"no adapter {name[:MAX_NAME]!r} is loaded", where=field, hint=f"there are: {known}"
         )
 
     @property
     def _pinned(self) -> set[int]:
         return {one.number for one in self._named.values() if one.pinned}
 
-    def places(self, running: Iterable[Request], waiting: Iterable[Request], tick: int) -> Places | None:
-        """For one round of admission; None where there is nothing to share out."""
-        return None if self._store is None else Places(self._per_batch, self._pinned, running, waiting, tick)
+    def for_round(self, running: Iterable[Request], waiting: Iterable[Request], tick: int) -> AdapterLimit:
+        """For one round of admission."""
+        return AdapterLimit(self._per_batch, self._pinned, running, waiting, tick)
 
     def state(self) -> dict[str, Any]:
-        """What the scheduler's state tells."""
+        """Part of Scheduler.state()."""
         if self._store is None:
             return {}
         return {"lora_adapters": self.loaded, "num_loaded_loras": len(self._named)}
 
 
-class Places:
-    """Who may join the running requests: those have at most so many different adapters, of which the pinned
-    ones always count. A request that waited too long for its adapter's place is the next to get one: until
-    then no request of another adapter begins."""
+class AdapterLimit:
+    """Which requests may be admitted: the running ones have at most `per_batch` different adapters, of which
+    the pinned ones always count. A request that waited too long for that is next: until then no request of
+    another adapter begins."""
 
     def __init__(
         self,
@@ -172,8 +174,7 @@ class Places:
         ]
         self._next = min(overdue, key=lambda one: one.arrival).adapter if overdue else 0
 
-    def has(self, request: Request) -> bool:
-        """Whether there is one for it."""
+    def allows(self, request: Request) -> bool:
         number = request.adapter
         if not number:
             return True
@@ -181,8 +182,8 @@ class Places:
             return False
         return number in self._used or len(self._used | self._pinned | {number}) <= self._per_batch
 
-    def take(self, request: Request) -> None:
-        """It was let in."""
+    def add(self, request: Request) -> None:
+        """It was admitted."""
         if request.adapter:
             self._used.add(request.adapter)
             if request.adapter == self._next:

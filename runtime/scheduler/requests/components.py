@@ -1,5 +1,5 @@
-"""Components of a request: what only some requests have, or only one part of the scheduler cares for. Each
-has one owner that writes it, and everybody may read: `guided/` writes a Guide, their own methods the others.
+"""Components of a request that only some requests have. Each has one owner that writes it, and all may read
+it: `guided/` writes a Guide, its methods write a Logprobs.
 """
 
 from __future__ import annotations
@@ -15,31 +15,9 @@ Top = list[tuple[int, float]]
 """(id, log-probability) pairs."""
 
 
-class Timing:
-    """Seconds of the scheduler's clock, -1 before it happened; `queued_tick`: when it could run."""
-
-    __slots__ = ("added_at", "admitted_at", "first_token_at", "queued_tick")
-
-    def __init__(self, now: float, tick: int) -> None:
-        self.added_at, self.queued_tick = now, tick
-        self.admitted_at = self.first_token_at = -1.0
-
-    def queued(self, tick: int) -> None:
-        self.queued_tick = tick
-
-    def admitted(self, now: float) -> None:
-        """For the first time."""
-        self.admitted_at = now
-
-    def sampled(self, now: float) -> None:
-        """A token; the first one counts."""
-        if self.first_token_at < 0:
-            self.first_token_at = now
-
-
 class TokenScore(NamedTuple):
-    """What is known of one output token: its log-probability, the best ids and the ids asked for there, and
-    how it came."""
+    """Of one output token: its log-probability, those of the best ids and of the requested ids, and its
+    origin."""
 
     logprob: float | None
     top: list[Top]
@@ -48,14 +26,14 @@ class TokenScore(NamedTuple):
 
 
 class Logprobs:
-    """The log-probabilities that a request wants, and those there are.
+    """The log-probabilities that a request asks for, and the known ones.
 
-    returned  whether those of the output are wanted
-    top, ids  how many best ids, and which ids, at each place
-    targets   positions whose log-probabilities will come from rows to be run, ascending; the first `scored`
-              of them are known
+    returned  whether those of the output are requested
+    top, ids  how many best ids, and which ids, at each position
+    targets   positions whose log-probabilities come from rows to be computed, ascending; the first
+              `scored` of them are known
     start     the position of the first of the prompt's; -1: none of these
-    origins   how each output token came
+    origins   the origin of each output token
     """
 
     __slots__ = (
@@ -99,7 +77,7 @@ class Logprobs:
         later: bool,
         origin: TokenOrigin,
     ) -> None:
-        """The output token at `position`. `later`: its values come from the row that computes it."""
+        """Add the output token at `position`. `later`: its values come from the row that computes it."""
         if not self.returned:
             return
         self.origins.append(origin)
@@ -131,23 +109,23 @@ class Logprobs:
         self.origins.append(score.origin)
 
     def shorten(self, length: int, produced: int) -> None:
-        """Only what is known of the first `length` tokens, `produced` of them output."""
+        """Keep only the first `length` tokens, `produced` of them output."""
         for known in (self.output_scores, self.output_top, self.output_ids, self.origins):
             del known[produced:]
         while self.targets and self.targets[-1] >= length:
             self.targets.pop()
         self.scored = min(self.scored, len(self.targets))
 
-    def wanted(self, tokens: Sequence[int], start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """The scores to ask of a row that computes positions start .. end-1: a token's comes from the
+    def requests_of(self, tokens: Sequence[int], start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """The scores to request from a row that computes positions start .. end-1: a token's comes from the
         position before."""
-        found: list[tuple[int, int]] = []
+        requests: list[tuple[int, int]] = []
         for index in range(self.scored, len(self.targets)):
             position = self.targets[index]
             if position > end:
                 break
-            found.append((position - 1 - start, tokens[position]))
-        return tuple(found)
+            requests.append((position - 1 - start, tokens[position]))
+        return tuple(requests)
 
     def score(
         self,
@@ -156,30 +134,24 @@ class Logprobs:
         tops: Sequence[Sequence[tuple[int, float]]] = (),
         ids: Sequence[Sequence[float]] = (),
     ) -> None:
-        """The answers to wanted(), same order. `tops`, `ids`: one entry for each, where they were asked
-        for."""
+        """The answers to requests_of(), same order. `tops`, `ids`: one entry for each, if requested."""
         for index, value in enumerate(values):
             position = self.targets[self.scored]
             self.scored += 1
-            if position < prompt_len:
-                at, known, top, own = position - self.start, self.input_scores, self.input_top, self.input_ids
-            else:
-                at, known, top, own = (
-                    position - prompt_len,
-                    self.output_scores,
-                    self.output_top,
-                    self.output_ids,
-                )
+            known, best, by_id, at = self.input_scores, self.input_top, self.input_ids, position - self.start
+            if position >= prompt_len:
+                known, best, by_id = self.output_scores, self.output_top, self.output_ids
+                at = position - prompt_len
             known[at] = value
             if self.top:
-                top[at] = list(tops[index])
+                best[at] = list(tops[index])
             if self.ids:
-                own[at] = list(zip(self.ids, ids[index]))
+                by_id[at] = list(zip(self.ids, ids[index]))
 
 
 class Mark(NamedTuple):
-    """Where a request was before one step of its matcher: how many tokens it had, what the stop rule had
-    seen, and what was counted. `token`: the one sampled; -1: its text was forced."""
+    """A request before one step of its matcher: how many tokens it had, what the stop rule had seen, and its
+    counters. `token`: the sampled one; -1: the text was forced."""
 
     length: int
     seen: Seen
@@ -189,7 +161,7 @@ class Mark(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """The token, and what was known of it, that step number `step` replaced by others."""
+    """The token, and its log-probabilities, that step number `step` replaced by others."""
 
     step: int
     token: int
@@ -197,39 +169,39 @@ class Replaced(NamedTuple):
 
 
 class Guide:
-    """What constrained decoding knows of one request, from when it has its matcher.
+    """The state of constrained decoding of one request that has its matcher.
 
-    origin       who keeps its constraint; None: it has none but a limit on its reasoning
-    seconds      CPU time that following the constraint took the scheduler's thread
+    origin       the backend that keeps its constraint; None: it has only a limit on its reasoning
+    seconds      CPU time of the scheduler's thread spent on the constraint
     marks        one for each step of the matcher; `replaced`: tokens that a step replaced
     pending      forced tokens still to be appended
-    dead_end     nothing may follow what there is; the step under way gives it no token
-    banned       ids that led to a dead end, by how many steps were before them: of a matcher that cannot
-                 itself forbid them
+    dead_end     no token may follow; the step under way gives it none
+    banned       ids that led to a dead end, by the number of steps before them, for a matcher that cannot
+                 forbid them itself
     backtracks   how often output was taken back, and `taken_back` tokens in all
 
     Deferred advance:
-    unread       its last token was not followed yet: the matcher does not know it
-    waits        it is in no plan before it was followed
-    interrupted  following it was broken off, and goes on later
-    late_masks   how often its mask was not there in time, in a row
+    unread       the matcher has not followed its last token yet
+    waits        it is in no plan until the matcher has followed
+    interrupted  the advance was interrupted, and continues later
+    late_masks   how often in a row its mask was late
     valid_length while it changes under a running pass: how many tokens it kept; -1 otherwise
 
-    Completion search:
-    completion   looks for a completion from the start; None: that was done, or none is wanted
-    held         ids that end the output as its constraint wants after `held_at` steps; None: none are known.
-                 Checked again when `check_at` ids are produced. `sure_held`, `sure_at`, `tell_at`: the same
-                 for what a stream sends. `misses`, `silent`: how often none was found, in a row
-    missed       after how many steps, and for how many ids, one was looked for last and not found
-    searches     how many there were
-    closed_by_budget  whether it was led to its end before max_new_tokens ran out
+    Completion search (see liveness.py):
+    completion   searches a completion from the start; None: that is done, or not needed
+    held         ids that complete the output after `held_at` steps; None: none are known. Checked again when
+                 `check_at` ids are produced. `sure_held`, `sure_at`, `stream_check_at`: the same for what a
+                 stream may send. `misses`, `stream_misses`: searches in a row that failed
+    missed       (steps, ids) of the last search that failed
+    searches     the number of searches
+    closed_by_budget  whether its completion was appended before max_new_tokens ran out
     """
 
     __slots__ = (
         "backtracks", "banned", "check_at", "closed_by_budget", "completion", "dead_end", "held", "held_at",
-        "interrupted", "late_masks", "marks", "matcher", "missed", "misses", "origin", "pending", "replaced",
-        "searches", "seconds", "silent", "sure_at", "sure_held", "taken_back", "tell_at", "unread",
-        "valid_length", "waits",
+        "interrupted", "late_masks", "marks", "matcher", "missed", "misses", "origin", "pending",
+        "replaced", "searches", "seconds", "stream_check_at", "stream_misses", "sure_at", "sure_held",
+        "taken_back", "unread", "valid_length", "waits",
     )  # fmt: skip
 
     def __init__(self, matcher: Matcher) -> None:
@@ -249,24 +221,23 @@ class Guide:
         self.held: tuple[int, ...] | None = None
         self.held_at = self.check_at = self.misses = 0
         self.sure_held: tuple[int, ...] = ()
-        self.sure_at = self.tell_at = self.silent = 0
+        self.sure_at = self.stream_check_at = self.stream_misses = 0
         self.missed = (-1, 0)
         self.searches = 0
         self.closed_by_budget = False
 
-    def hopeless(self, place: int, room: int) -> bool:
-        """Whether a completion of `room` ids was looked for after `place` steps, and not found."""
-        return self.missed[0] == place and room <= self.missed[1]
+    def hopeless(self, step: int, budget: int) -> bool:
+        """Whether a search after `step` steps, for at most `budget` ids, has failed before."""
+        return self.missed[0] == step and budget <= self.missed[1]
 
     def length_before(self, back: int) -> int:
-        """How many tokens there were before the last `back` steps, and are kept for sure if these are taken
-        back."""
+        """How many tokens are kept if the last `back` steps are taken back."""
         number = len(self.marks) - back
         replaced = any(one.step == number + 1 for one in self.replaced[-back:])
         return self.marks[number].length - replaced
 
     def sure(self, length: int) -> int:
-        """How many of the `length` tokens there are will not be taken back."""
+        """How many of the `length` tokens cannot be taken back any more."""
         if not self.marks:
             return length
         if self.held is not None or self.completion is not None:
@@ -276,7 +247,7 @@ class Guide:
         return self.length_before(back) if back else length
 
     def info(self) -> GrammarInfo | None:
-        """How the constraint is kept; None without one."""
+        """How the constraint is enforced; None without one."""
         origin = self.origin
         if origin is None:
             return None

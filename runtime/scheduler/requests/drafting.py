@@ -1,27 +1,33 @@
-"""Drafting: what speculation knows of one request, and how its guesses have done."""
+"""Drafting: the state of speculation of one request, and the results of its guesses. PromptLookup: what
+followed the same tokens earlier in one text.
+
+Prompt look-up decoding (Saxena, 2023): text that repeats its prompt or itself is guessed well by copying.
+Earlier occurrences are found as in LZ77 compressors, by chains of positions that share their first few
+tokens.
+"""
 
 from __future__ import annotations
 
 from array import array
+from itertools import cycle, islice
 
 from runtime.protocol.io_struct import SpecFigures
-from runtime.scheduler.requests.lookup import PromptLookup
 
 PATIENCE = 16
 """Steps without a guess after many that were wrong, at most."""
 SURE = 8
-"""So many tokens that came before: a guess is made whatever the last ones were like."""
+"""If so many tokens agree, a guess is made whatever the results of the last ones."""
 
 
 class Drafting:
-    """`most`: tokens guessed for one step, at most. `lookup`: of its own text; None where a model guesses.
+    """`most`: tokens guessed for one step, at most. `lookup`: in its text; None if a draft model guesses.
 
-    hope       how often guesses were right lately, those of the latest steps counting most
+    hope       the share of guesses that were right lately, the latest steps counting most
     reach      how many are guessed next: twice as many after a step in which all were right, otherwise one
                more than were right
-    rest       steps to come without guesses: 1, 2, 4 ... after steps in a row in which none was right
-    tries      whether guesses are made for this step
-    guesses    a draft model's, of what follows the first `at` tokens
+    rest       coming steps without guesses: 1, 2, 4 ... after steps in a row in which none was right
+    tries      whether to guess in this step
+    guesses    of a draft model, for the tokens behind the first `at` ones
     """
 
     __slots__ = (
@@ -40,27 +46,27 @@ class Drafting:
         self._histogram = [0] * (most + 1)
 
     def weigh(self, price: float, retry: bool) -> None:
-        """Whether to guess in this step: where that is likely to gain, a guess costing `price`, and to look
-        again (`retry`)."""
+        """Decide whether to guess in this step: if that is likely to pay at this price of a guess, or as a
+        trial (`retry`)."""
         self.tries = retry or self.hope >= price
 
     def guess(self, tokens: array[int], most: int) -> tuple[int, ...]:
         """At most `most` tokens that may follow `tokens`."""
         if self.lookup is None:
             return self.guesses[:most] if self.at == len(tokens) else ()
-        found, agreeing = self.lookup.guess(tokens, most)
+        guesses, agreeing = self.lookup.guess(tokens, most)
         if self.rest and agreeing < SURE:
-            self.rest -= bool(found)
+            self.rest -= bool(guesses)
             return ()
-        return found
+        return guesses
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """A step verified `drafted` tokens, and `accepted` of them are the request's now."""
+        """A step verified `drafted` tokens, and accepted so many of them."""
         self._steps += 1
         self._drafted += drafted
         self._accepted += accepted
         self._histogram[accepted] += 1
-        share = min(1.0, drafted / 4)  # of one guess little is learnt
+        share = min(1.0, drafted / 4)  # one guess tells little
         self.hope += 0.4 * share * (accepted / drafted - self.hope)
         if accepted:
             self._misses = 0
@@ -80,3 +86,67 @@ class Drafting:
     def totals(self) -> tuple[int, int, int]:
         """Steps, tokens that were accepted in them, tokens that were verified."""
         return self._steps, self._accepted, self._drafted
+
+
+TRIES = 8
+"""Earlier occurrences that are compared for one guess, at most."""
+
+
+class PromptLookup:
+    """Follows one text that grows, and may be cut. `shortest`, `longest`: tokens that must, and may,
+    agree."""
+
+    __slots__ = ("_before", "_last", "_longest", "_shortest", "_size")
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._last: dict[bytes, int] = {}  # tokens -> the end of their last occurrence
+        self._before: list[int] = []  # by the end of an occurrence: the end of the one before
+        self._size = 0  # tokens that were indexed
+
+    def guess(self, tokens: array[int], most: int) -> tuple[tuple[int, ...], int]:
+        """At most `most` tokens that may follow `tokens`: those behind the longest earlier match of their
+        end, the latest of several; and how many tokens agreed. A match that overlaps the end repeats in a
+        circle."""
+        end = len(tokens)
+        self._follow(tokens)
+        if end < self._shortest:
+            return (), 0
+        at = self._before[end]
+        longest, match = 0, -1
+        for _ in range(TRIES):
+            # After a cut, positions in the index may hold other tokens now.
+            if at < self._shortest:
+                break
+            if at < end:
+                size = self._agreeing(tokens, at, end)
+                if size > longest:
+                    longest, match = size, at
+                    if size >= self._longest:
+                        break
+            at = self._before[at]
+        if longest < self._shortest:
+            return (), 0
+        return tuple(islice(cycle(tokens[match : min(end, match + most)]), most)), longest
+
+    def _agreeing(self, tokens: array[int], at: int, end: int) -> int:
+        """How many tokens before `at` equal those before `end`."""
+        size, most = 0, min(self._longest, at)
+        while size < most and tokens[at - 1 - size] == tokens[end - 1 - size]:
+            size += 1
+        return size
+
+    def _follow(self, tokens: array[int]) -> None:
+        """Index the new tokens. After a cut, stale entries are dropped only as far as necessary: matches are
+        compared in any case."""
+        end, size, last, before = len(tokens), self._shortest, self._last, self._before
+        if end < self._size:
+            del before[end + 1 :]
+        for at in range(len(before), end + 1):
+            earlier = 0
+            if at >= size:
+                key = tokens[at - size : at].tobytes()
+                earlier = last.get(key, 0)
+                last[key] = at
+            before.append(earlier if earlier < at else 0)
+        self._size = end

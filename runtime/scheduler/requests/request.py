@@ -1,7 +1,7 @@
-"""Request: one generation while it lives in the scheduler, as data. What happens to it is decided elsewhere.
+"""Request: one generation while it lives in the scheduler, as data. It decides nothing.
 
 Its sequence is `tokens` (prompt, then output); `computed` of them have KV. A step computes some of the rest:
-a prompt chunk, one sampled token, or the forced text of a jump are the same thing here.
+a prompt chunk, one sampled token and the forced text of a jump are treated alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.requests.components import Guide, Logprobs, Timing
+from runtime.scheduler.requests.components import Guide, Logprobs
 from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.images import Images
 from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, StopRule
@@ -38,9 +38,31 @@ S = TypeVar("S", TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 R = TypeVar("R", bound="LiveRequest[Any]")
 
 
+class Timing:
+    """Seconds of the scheduler's clock, -1: not yet; `queued_tick`: when it could run."""
+
+    __slots__ = ("added_at", "admitted_at", "first_token_at", "queued_tick")
+
+    def __init__(self, now: float, tick: int) -> None:
+        self.added_at, self.queued_tick = now, tick
+        self.admitted_at = self.first_token_at = -1.0
+
+    def queued(self, tick: int) -> None:
+        self.queued_tick = tick
+
+    def admitted(self, now: float) -> None:
+        """For the first time."""
+        self.admitted_at = now
+
+    def sampled(self, now: float) -> None:
+        """A token; the first one counts."""
+        if self.first_token_at < 0:
+            self.first_token_at = now
+
+
 class LiveRequest(Generic[S]):
-    """What a generation and a text for an encoder have in common while a scheduler has them. seq: its number.
-    cached: -1 as long as it was never let in. progress: what its deadline's error says of it."""
+    """What a generation and a text for an encoder have in common while they live in a scheduler. seq: its
+    number. cached: -1 as long as it was never admitted. progress: for the message of its deadline."""
 
     __slots__ = ("rid", "seq", "source", "timing")
     source: S
@@ -55,33 +77,34 @@ class LiveRequest(Generic[S]):
 
 
 class Request(LiveRequest[TokenizedGenerateReqInput]):
-    """`seq` is its handle in plans. `arrival` counts requests. A core that everything goes by, and components
-    (see there), two of which only some requests have.
+    """`seq` is its handle in plans. `arrival` counts requests.
 
-    adapter     number of the adapter that it is computed with; 0: none
+    adapter     number of its adapter; 0: none
+    guided      whether guided decoding has part in it: a constraint, a limit on reasoning, token healing or
+                min_new_tokens
     ending      why it will finish, once `goal` tokens are computed; None while it generates
-    limit       how many tokens it can come to have
+    limit       the most tokens it can have
     publish_to  chunks ending up to here go to the prefix cache at once
-    cached      prompt tokens found in the cache at the first admission; -1 before that
-    heal        the end of its prompt that is chosen anew, before anything else; None when that is done
+    cached      prompt tokens in the cache at the first admission; -1 before that
+    healing     the end of its prompt that is sampled again, before anything else; None when that is done
     skip        so many bytes of the first output id's text are the prompt's
     seen        what the stop rule remembers of the text
-    plain       whether nothing looks at its tokens but stop ids and max_new_tokens
+    plain       whether its tokens only have to be compared with stop ids and max_new_tokens
     sent        how many output ids were sent
     states      final hidden states: of the tokens from the first on, or only of the last one computed
-    prompt_only  whether it ends here with its prompt, whatever may be generated elsewhere
-    guide       what constrained decoding knows of it; None without a constraint, or before that is compiled
-    logprobs    None where it wants none
-    drafting    what speculation knows of it; None where nothing is guessed
-    images      its prompt's pictures; None without. In `tokens` their numbers stand in place of ids
-    shift       what is added to its output's positions for the rotary embedding
+    prompt_only  whether it ends here with its prompt; another engine decodes
+    guide       the state of constrained decoding; None without a constraint, or before that is compiled
+    logprobs    None if it requests none
+    drafting    the state of speculation; None without
+    images      its prompt's images; None without. In `tokens` their numbers stand in place of ids
+    shift       is added to its output's positions for the rotary embedding
     """
 
     __slots__ = (
         "adapter", "arrival", "cached", "computed", "decode_steps", "drafting", "ending", "goal", "guide",
-        "heal", "hidden", "images", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions",
-        "prompt_len", "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rule",
-        "seen", "sent", "shift", "skip", "states", "stream", "tokens", "vocabulary",
+        "guided", "healing", "hidden", "images", "jumped", "lease", "limit", "logprobs", "params", "plain",
+        "preemptions", "prompt_len", "prompt_only", "publish_to", "reads_output", "reads_prompt",
+        "retractions", "rule", "seen", "sent", "shift", "skip", "states", "stream", "tokens", "vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -110,15 +133,19 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
             self.images = Images(source.images, source.input_ids)
             self.images.key(self.tokens)
             self.shift = self.images.shift
-        self.heal: Healing | None = None
+        self.healing: Healing | None = None
         self.skip = 0
         if source.heal:
-            self.heal = Healing(source.input_ids[-source.heal :], vocabulary)
+            self.healing = Healing(source.input_ids[-source.heal :], vocabulary)
             del self.tokens[-source.heal :]
         self.prompt_len = len(self.tokens)
         self.limit = self.prompt_len + self.params.max_new_tokens
         self.computed = 0
         self.plain = self.prompt_only = False
+        limited = source.require_reasoning and source.max_thinking_tokens is not None
+        self.guided = bool(
+            source.constraint is not None or limited or source.heal or self.params.min_new_tokens
+        )
         self.publish_to = 0
         self.lease: Lease | None = None
         self.guide: Guide | None = None
@@ -169,22 +196,22 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
 
     @property
     def matchable(self) -> int:
-        """How long a cached prefix it can use: something must be left to compute, the token before the first
-        wanted log-probability and the first whose hidden state is wanted included."""
+        """The longest cached prefix it can use: some token must be computed, and those from the token before
+        the first requested log-probability and from the first requested hidden state on."""
         target = -1 if self.logprobs is None else self.logprobs.next_target
-        wanted = target - 1 if target >= 0 else len(self.tokens)
+        first = target - 1 if target >= 0 else len(self.tokens)  # that must be computed
         if self.hidden == "all":
-            wanted = min(wanted, len(self.states))
-        return max(0, min(len(self.tokens) - 1, wanted))
+            first = min(first, len(self.states))
+        return max(0, min(len(self.tokens) - 1, first))
 
     @property
     def ready(self) -> bool:
-        """Whether it is over and all that was wanted is known."""
+        """Whether it has ended and everything requested is known."""
         return self.ending is not None and self.computed >= self.goal
 
     def end(self, reason: FinishReason, goal: int = 0) -> None:
-        """No more tokens come; it finishes when `goal` tokens are computed and all wanted scores are
-        there."""
+        """No more tokens come; it finishes when `goal` tokens are computed and all requested scores are
+        known."""
         self.ending = reason
         self.goal = max(goal, self.logprobs.last_target if self.logprobs is not None else 0)
 
@@ -230,13 +257,13 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         self.tokens.append(token)
 
     def accept(self, sample: Sample) -> FinishReason | None:
-        """Append a sampled token that no constraint has a say in; why the generation ended, if it did."""
+        """Append a sampled token without a constraint; why the generation ended, if it did."""
         self.decode_steps += 1
         self.append(sample.token, sample.logprob, sample.top, sample.token_ids)
         return self.stopped(sample.token)
 
     def stopped(self, token: int, *, grammar_done: bool = False) -> FinishReason | None:
-        """What the stop rule says of `token`, just appended."""
+        """Apply the stop rule to `token`, just appended."""
         rule, matched = self.rule, None
         if rule.reads_text:
             data = self.vocabulary.tokens[token]
@@ -246,19 +273,19 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         return rule.finish(token, matched, self.produced, grammar_done)
 
     def shorten(self, length: int) -> None:
-        """Only the first `length` tokens, and what is known of these."""
+        """Keep only the first `length` tokens, and their log-probabilities."""
         del self.tokens[length:]
         if self.logprobs is not None:
             self.logprobs.shorten(length, self.produced)
 
     def forgo_prompt_scores(self) -> None:
-        """Whoever computes its prompt tells the prompt's log-probabilities."""
+        """Another engine computes its prompt, and returns the prompt's log-probabilities."""
         if self.logprobs is not None:
             source = msgspec.structs.replace(self.source, logprob_start_len=-1)
             self.logprobs = Logprobs(source, self.prompt_len) if source.return_logprob else None
 
     def settle_prompt(self, token: int) -> None:
-        """One more token of the prompt, where its end is chosen anew."""
+        """One more token of the prompt, whose end is sampled again."""
         self.tokens.append(token)
         self.prompt_len += 1
         self.limit += 1
@@ -268,7 +295,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         return not (
             self.ending
             or self.guide
-            or self.heal
+            or self.healing
             or self.rule.reads_text
             or self.logprobs
             or self.hidden != "none"
@@ -286,27 +313,28 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         self.computed -= 1
 
     def take_up(self) -> None:
-        """The next token, whose KV the next slot holds already, counts as computed."""
+        """Count the next token as computed: the next slot holds its KV already."""
         assert self.lease is not None
         self.lease.take(1)
         self.lease.settle()
         self.computed += 1
 
     def hidden_of(self, end: int) -> Hidden:
-        """Whose hidden states to ask of a row that computes up to `end`."""
+        """The hidden states to request from a row that computes up to `end`."""
         return "none" if self.hidden == "last" and end < self.until else self.hidden
 
     def show(self, start: int, states: Sequence[Sequence[float]]) -> None:
-        """The hidden states of a row that computed the tokens from `start` on, as hidden_of() asked."""
+        """Keep the hidden states of a row that computed the tokens from `start` on, as hidden_of()
+        requested."""
         if not states:
             return
         if self.hidden == "last":
             self.states = [list(states[-1])]
-        else:  # what is computed a second time is known
+        else:  # those computed a second time are known
             self.states += map(list, states[len(self.states) - start :])
 
     def piece(self) -> TokenOutput | None:
-        """output() of a `plain` request that streams, generates and goes on: the usual case, written out."""
+        """output() of a `plain` request that streams and continues: the usual case, written out."""
         tokens, sent = self.tokens, self.sent
         end = len(tokens) - self.prompt_len
         new = end - sent
@@ -328,9 +356,9 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         )
 
     def output(self, now: float, finish: FinishReason | None = None) -> TokenOutput | None:
-        """What is new since the last call; None when that is nothing. Output ids whose log-probability is
-        wanted and still to come are held back, and those that may be taken back. What is left of a request
-        that ends comes with its end: only FinishReason.matched says what is no part of the text."""
+        """The output since the last call; None if there is nothing new. Output ids whose requested
+        log-probability is still to come are held back, and those that may be taken back. All the rest comes
+        with `finish`; FinishReason.matched tells which end of the text is cut off."""
         end, guide, logprobs, timing = self.produced, self.guide, self.logprobs, self.timing
         if finish is None:
             if not self.stream or self.ending is not None or (guide is not None and guide.interrupted):
@@ -341,7 +369,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
             if guide is not None:
                 end = min(end, guide.sure(len(self.tokens)) - self.prompt_len)
             if end <= self.sent or (self.sent and end - self.sent < self.params.stream_interval):
-                return None  # the first piece comes at once, the others every stream_interval tokens
+                return None  # the first output comes at once, the others every stream_interval tokens
         start, self.sent = self.sent, end
         whole = finish is not None and finish.type != "abort"
         output = TokenOutput(
@@ -367,7 +395,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
             output.output_top_logprobs = logprobs.output_top[start:end]
             output.output_token_ids_logprobs = logprobs.output_ids[start:end]
             output.output_origins = logprobs.origins[start:end]
-            # Once: with the first piece of a stream, which waits for them, or with the whole answer.
+            # Once: with the first output of a stream, which waits for them, or with the whole answer.
             if start == 0 and (whole or finish is None) and logprobs.start >= 0:
                 output.input_logprobs = logprobs.input_scores
                 output.input_top_logprobs = logprobs.input_top if logprobs.top else None
@@ -382,7 +410,7 @@ def _hidden(source: TokenizedGenerateReqInput) -> Hidden:
 
 
 def named(live: Mapping[str, R], rid: str | None, prefix: bool) -> list[R]:
-    """Those with the id `rid`, or whose ids begin with it (none for an empty one); all for None."""
+    """The requests with the id `rid`, or whose ids begin with it (none for an empty one); all for None."""
     if rid is None:
         return list(live.values())
     if prefix:
@@ -396,5 +424,5 @@ def failure(fault: RuntimeFault) -> FinishReason:
 
 
 def defect(what: str, error: BaseException) -> InternalFault:
-    """The fault that tells a request of a defect of ours."""
+    """The fault of a request that met a defect of the engine."""
     return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="the engine goes on; see its log")

@@ -1,9 +1,8 @@
-"""When a generation ends: pure functions of what was produced. Knows no queues, slots or text decoding.
+"""When a generation ends: pure functions of its output. Knows no queues, slots or text decoding.
 
-Per token, in this order: stop strings and stop patterns, end-of-text and stop ids, max_new_tokens, the
-grammar's end. Output ids always include the token that ended the generation: a matched id is the last id, and
-so is the token in which a stop string or pattern became complete. Cutting the text is the detokeniser's work:
-FinishReason.matched says at what.
+Checked for each token, in this order: stop strings and stop patterns, end-of-text and stop ids,
+max_new_tokens, the grammar's end. Output ids include the token that ended the generation: a matched id, or
+the token that completed a stop string or pattern. The detokenizer cuts the text at FinishReason.matched.
 """
 
 from __future__ import annotations
@@ -30,29 +29,29 @@ def search_of(patterns: tuple[str, ...]) -> Search:
     try:
         return Search(patterns)
     except BadConstraint as error:
-        fault = _placed(error, "sampling_params.stop_regex")
+        fault = _at(error, "sampling_params.stop_regex")
     for index, pattern in enumerate(patterns):
         try:
             Search((pattern,))
         except BadConstraint as error:
-            raise _placed(error, f"sampling_params.stop_regex[{index}]") from None
+            raise _at(error, f"sampling_params.stop_regex[{index}]") from None
     raise fault
 
 
-def _placed(error: BadConstraint, where: str) -> BadConstraint:
-    return type(error)(error.message, where=where, hint=error.hint)
+def _at(error: BadConstraint, field: str) -> BadConstraint:
+    return type(error)(error.message, where=field, hint=error.hint)
 
 
 class Seen(NamedTuple):
-    """What is remembered of the text so far, a value: an earlier one may be gone back to.
+    """What is remembered of the text so far; immutable, so that output can be taken back.
 
     tail      bytes in which a stop string may have begun
-    place     where the search for patterns is
+    state     of the search for patterns
     broken    bytes of an unfinished character, not searched yet
     """
 
     tail: bytes = b""
-    place: Place | None = None
+    state: Place | None = None
     broken: bytes = b""
 
 
@@ -63,8 +62,8 @@ NOTHING_SEEN = Seen()
 class StopRule:
     """One request's conditions. `ids`: end it when sampled. `strings`: the stop strings with their UTF-8
     bytes, longest first. `window`: how many bytes of earlier text a stop string may begin in. `search`: for
-    its patterns. Bytes are those of the vocabulary, control tokens' included where it has some, so a control
-    token can be named as a stop string."""
+    its patterns. Bytes are those of the vocabulary, control tokens included, so a control token can be a stop
+    string."""
 
     ids: frozenset[int]
     strings: tuple[tuple[bytes, str], ...]
@@ -75,7 +74,7 @@ class StopRule:
 
     @classmethod
     def of(cls, params: SamplingParams, vocabulary: Vocabulary) -> StopRule:
-        """Raises BadConstraint for a pattern that cannot be kept."""
+        """Raises BadConstraint for a pattern that is not supported."""
         encoded = [(text.encode("utf-8", "surrogatepass"), text) for text in params.stop]
         encoded.sort(key=lambda pair: -len(pair[0]))
         return cls(
@@ -92,32 +91,24 @@ class StopRule:
         return bool(self.strings) or self.search is not None
 
     def masked_ids(self, produced: int) -> frozenset[int]:
-        """Ids that must not be sampled as the next token, because min_new_tokens is not reached yet."""
+        """Ids that min_new_tokens forbids as the next token."""
         return self.ids if produced < self.min_new_tokens else frozenset()
 
     def read(self, seen: Seen, text: bytes) -> tuple[str | None, Seen]:
-        """The stop string, or the text of a pattern's match, that `text` completes after what was seen, and
-        what is to be remembered for the next call.
-
-        The one that is complete first, as if the text came byte by byte; then the longest string. So the
-        answer does not depend on how the text falls into tokens.
-        """
+        """The stop string, or the text of a pattern's match, that `text` completes, and the Seen for the next
+        call. The one that is complete first, as if the text came byte by byte, then the longest string: so
+        the result does not depend on how the text is split into tokens."""
         end, matched, tail = self._string(seen.tail, text)
         if self.search is None:
             return matched, Seen(tail)
-        place = self.search.begin if seen.place is None else seen.place
+        state = self.search.begin if seen.state is None else seen.state
         chars, broken = _decode(seen.broken + text)
-        place, found = self.search.feed(place, chars)
-        if found is not None:
-            over = len(broken) + len(_bytes(chars[len(chars) - found.after :]))
-            if matched is None or len(text) - over < end:
-                matched = _bytes(found.text).decode(errors="replace")
-        return matched, Seen(tail, place, broken)
-
-    def match_text(self, tail: bytes, text: bytes) -> tuple[str | None, bytes]:
-        """The stop string that `text` completes after `tail`, and the tail for the next call."""
-        _, matched, rest = self._string(tail, text)
-        return matched, rest
+        state, match = self.search.feed(state, chars)
+        if match is not None:
+            behind = len(broken) + len(_bytes(chars[len(chars) - match.after :]))
+            if matched is None or len(text) - behind < end:
+                matched = _bytes(match.text).decode(errors="replace")
+        return matched, Seen(tail, state, broken)
 
     def _string(self, tail: bytes, text: bytes) -> tuple[int, str | None, bytes]:
         """How many bytes of `text` it takes to complete a stop string, which one, and the tail."""
@@ -126,7 +117,7 @@ class StopRule:
         seen = tail + text
         best: tuple[int, str] | None = None
         for data, stop in self.strings:
-            at = seen.find(data)  # not within `tail`: there it would have been found before
+            at = seen.find(data)  # not within `tail`: there it would have matched before
             if at >= 0 and (best is None or at + len(data) < best[0]):
                 best = (at + len(data), stop)
         rest = seen[max(0, len(seen) - self.window) :]
@@ -135,8 +126,7 @@ class StopRule:
     def finish(
         self, token: int, matched: str | None, produced: int, grammar_done: bool
     ) -> FinishReason | None:
-        """Whether `token`, the `produced`-th one, ends the generation. `matched`: what was found in the text
-        with it."""
+        """Whether `token`, the `produced`-th one, ends the generation. `matched`: the result of read()."""
         if matched is not None:
             return FinishReason(type="stop", matched=matched)
         if token in self.ids:

@@ -188,7 +188,7 @@ def one_good(pair: Pair) -> None:
     sender.send(source, Metadata(output_ids=(77,)))
     assert ended(sender, receiver) == [KVPoll.Success] * 2, (sender.failure(), receiver.failure())
     assert (tokens_at(pair.decode[0].memory, target) == tokens_at(pair.prefill[0].memory, source)).all()
-    found = pair.decode[0].rows.buffers.read(index, receiver.room)
+    found = pair.decode[0].rows.buffers.read(index, receiver.bootstrap_id)
     assert found == Metadata(output_ids=(77,))
     pair.decode[0].rows.release(index)
 
@@ -335,7 +335,7 @@ def test_an_abort_ends_both_sides_and_nothing_is_written_any_more(pair: Pair) ->
     sender.abort("no longer wanted")
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     assert "no longer wanted" in str(receiver.failure())
-    assert pair.decode[0].rows.buffers.read(index, receiver.room) is None
+    assert pair.decode[0].rows.buffers.read(index, receiver.bootstrap_id) is None
     sender.abort("again")
     receiver.abort("again")
     assert "again" not in str(receiver.failure())
@@ -509,7 +509,7 @@ def test_metadata_that_come_late_are_awaited(kind: str) -> None:
         pair.add_prefill(faults=Faults(FaultRates(delay=1, delay_s=0.3)))
         pair.add_decode()
         one_good(pair)
-        assert pair.prefill[0].manager.options.faults.made == {"delay": 1}
+        assert pair.prefill[0].manager.options.faults.counts == {"delay": 1}
 
 
 def test_strangers_do_not_disturb(pair: Pair) -> None:
@@ -649,19 +649,19 @@ def test_between_processes(kind: str) -> None:
     try:
         for target in ([Run(0, 64)], [Run(200, 30), Run(10, 34)]):
             receiver, index = wanted(side, process.bootstrap, target)
-            process.tell(room=receiver.room, chunks=[[[7, 20]], [[100, 30], [90, 4]], [[200, 10]]])
+            process.tell(room=receiver.bootstrap_id, chunks=[[[7, 20]], [[100, 30], [90, 4]], [[200, 10]]])
             assert ended(receiver) == [KVPoll.Success], receiver.failure()
             said = wait_for(lambda: [one for one in [process.hear()] if "room" in one])[0]
-            assert said == {"room": receiver.room, "poll": KVPoll.Success, "failure": "None"}
+            assert said == {"room": receiver.bootstrap_id, "poll": KVPoll.Success, "failure": "None"}
             expected = tokens_at(source, [Run(7, 20), Run(100, 30), Run(90, 4), Run(200, 10)])
             assert (tokens_at(side.memory, target) == expected).all()
-            metadata = side.rows.buffers.read(index, receiver.room)
+            metadata = side.rows.buffers.read(index, receiver.bootstrap_id)
             assert metadata is not None
-            assert metadata.output_ids == (receiver.room,)
+            assert metadata.output_ids == (receiver.bootstrap_id,)
 
         receiver, _ = wanted(side, process.bootstrap, [Run(0, 64)])
-        process.tell(room=receiver.room, chunks=[[[0, 40]], [[40, 24]]], never=True)
-        assert process.hear() == {"sent": receiver.room}
+        process.tell(room=receiver.bootstrap_id, chunks=[[[0, 40]], [[40, 24]]], never=True)
+        assert process.hear() == {"sent": receiver.bootstrap_id}
         process.signal(signal.SIGKILL)
         assert ended(receiver) == [KVPoll.Failed]
         assert isinstance(receiver.failure(), TransferPeerLost)
@@ -669,7 +669,7 @@ def test_between_processes(kind: str) -> None:
 
         again = side.manager.receiver(process.bootstrap, next(ROOMS))  # waits for it
         process = Process(kind, process.port)
-        process.tell(room=again.room, chunks=[[[5, 2]], [[9, 1]]])
+        process.tell(room=again.bootstrap_id, chunks=[[[5, 2]], [[9, 1]]])
         wait_for(lambda: again.poll() is KVPoll.WaitingForInput)
         again.init([Run(30, 3)], 0, side.rows.alloc())
         assert ended(again) == [KVPoll.Success]
@@ -686,8 +686,8 @@ def test_a_silent_process_is_lost(kind: str) -> None:
     process = Process(kind)
     try:
         receiver, _ = wanted(side, process.bootstrap, [Run(0, 8)])
-        process.tell(room=receiver.room, chunks=[[[0, 4]], [[4, 4]]], never=True)
-        assert process.hear() == {"sent": receiver.room}
+        process.tell(room=receiver.bootstrap_id, chunks=[[[0, 4]], [[4, 4]]], never=True)
+        assert process.hear() == {"sent": receiver.bootstrap_id}
         time.sleep(7)
         assert receiver.poll() is KVPoll.Transferring
         process.signal(signal.SIGSTOP)

@@ -7,14 +7,18 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.scheduler.requests.components import Guide, Logprobs, Timing
-from runtime.scheduler.requests.request import Request
+from runtime.scheduler.requests.components import Guide, Logprobs
+from runtime.scheduler.requests.request import Request, Timing
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEDULER = ROOT / "runtime" / "scheduler"
 GUIDED = SCHEDULER / "guided"
 INTERFACE = "runtime.scheduler.guided.decoding"
-OWNERS = {Guide: GUIDED, Logprobs: SCHEDULER / "components.py", Timing: SCHEDULER / "components.py"}
+OWNERS = {
+    Guide: GUIDED,
+    Logprobs: SCHEDULER / "requests" / "components.py",
+    Timing: SCHEDULER / "requests" / "request.py",
+}
 CHANGES = {"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
 OWNED = {name: owner for component, owner in OWNERS.items() for name in component.__slots__}
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.cache.eviction import EVICTION
 from runtime.cache.manager import CacheManager
-from runtime.cache.radix import RadixCache
+from runtime.cache.radix import EVICTION, RadixCache
 from runtime.plan import Run
 from runtime.protocol.registry import UnknownName
 from tests.exploring import tries

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.scheduler.flows import Flows
 from runtime.scheduler.policies import POLICIES
+from runtime.scheduler.queues import Flows
 from tests.exploring import tries
 
 
@@ -103,7 +103,7 @@ def test_the_next_is_always_of_the_flow_that_was_given_least(
         assert [one for one in fair if one.flow == flow] == [one for one in ordered if one.flow == flow]
     if name == "priority":
         assert [one.priority for one in fair] == [one.priority for one in ordered]
-    given = {flow: flows.given(flow) for flow in (None, "a", "b", "c")}
+    given = {flow: flows.served(flow) for flow in (None, "a", "b", "c")}
     for place, one in enumerate(fair):
         rivals = [
             other
@@ -136,6 +136,6 @@ def test_counters_of_flows_that_are_gone_are_few() -> None:
         flows.spend(str(number), 1)
         flows.spend("stays", 1)
         flows.left(str(number))
-    assert len(flows._given) < 2000
+    assert len(flows._served) < 2000
     flows.left("stays")
-    assert not flows._given
+    assert not flows._served

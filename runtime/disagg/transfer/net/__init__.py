@@ -1,8 +1,8 @@
-"""What transfers over sockets share: hello, messages about rooms, streams of KV.
+"""What transfers over sockets share: handshake, messages about transfers, streams of KV.
 
-The decode side connects to the prefill side: one connection for messages, with signs of life in both
-directions, and where KV is pushed several more for its pieces. A side that is lost, or silent for too long,
-fails all rooms that it has part in; the next room connects anew.
+The decode side connects to the prefill side: one connection for messages, with heartbeats in both directions,
+and, if KV is pushed, several more for its pieces. When a side is lost, or silent for too long, all its
+transfers fail; the next transfer connects anew.
 
 messages < handshake . link < streams < sending . receiving < manager
 """

@@ -1,7 +1,7 @@
-"""The hello of two managers: each proves that it holds the key, and says what KV it has.
+"""The handshake of two managers: each proves that it has the key, and sends its KV layout.
 
-The listening side sends a nonce, the other one its own and an HMAC of both; the first answers with another
-HMAC of both. Nothing of a stranger is read but this one message, and its proof is compared in constant time.
+The listening side sends a nonce, the other one a second nonce and an HMAC of both; the first answers with
+another HMAC of both. Only this one message is read before the proof is verified, in constant time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONCE_BYTES = 32
 
 
 class Stranger(TransferError):
-    """Whoever connects does not hold the key."""
+    """The connecting side does not have the key."""
 
 
 def greet(end: socket.socket, hello: Hello, key: bytes | None, timeout: float) -> Welcome:
@@ -60,8 +60,8 @@ def greet(end: socket.socket, hello: Hello, key: bytes | None, timeout: float) -
 
 
 def receive_hello(end: socket.socket, key: bytes | None, timeout: float) -> tuple[Hello, bytes]:
-    """The listening side: who connects, and the proof to welcome them with. Raises Stranger, TransferError,
-    TransferPeerLost; a stranger was told so."""
+    """The listening side: the hello, and the proof for the answer. Raises Stranger, of which the other side
+    is notified, TransferError, TransferPeerLost."""
     until = time.monotonic() + timeout
     nonce = secrets.token_bytes(NONCE_BYTES)
     _send(end, Challenge(nonce), until)
@@ -84,7 +84,7 @@ def welcome(end: socket.socket, answer: Welcome, timeout: float) -> None:
 
 
 def refuse(end: socket.socket, fault: RuntimeFault, timeout: float = 5.0) -> None:
-    """Say why; whether or not it arrives."""
+    """Send the reason; it need not arrive."""
     try:
         _send(end, Refused(fault.to_dict()), time.monotonic() + timeout)
     except TransferError:
@@ -137,8 +137,8 @@ def _patiently(end: socket.socket, until: float, act: Callable[[], None]) -> Non
     try:
         act()
     except OSError as error:
-        raise TransferPeerLost(f"the other engine was lost: {_words(error)}", where="hello") from error
+        raise TransferPeerLost(f"the other engine was lost: {_cause(error)}", where="hello") from error
 
 
-def _words(error: OSError) -> str:
+def _cause(error: OSError) -> str:
     return "it did not answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

@@ -1,5 +1,5 @@
-"""Link: the connection for messages between two managers. Sends without blocking, notices that the other side
-is gone or silent, and says so once.
+"""Link: the connection for messages between two managers. Sends without blocking, detects that the other side
+is lost or silent, and reports that once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLos
 log = logging.getLogger(__name__)
 
 QUEUED_MESSAGES = 100_000
-"""That the other side has not taken yet; with more it is as good as lost."""
+"""Messages that the other side has not received yet; with more it counts as lost."""
 READ_BYTES = 1 << 16
 PING_S = 0.05
-"""Between two signs of life, at least."""
+"""Between two heartbeats, at least."""
 
 
 class Link:
-    """end: connected, the hello is over; the link's from now on. peer, layout: who is there, and what KV it
-    has; pulls: the decode side fetches it. Each message that comes goes to `take`; `lost` is called once, if
-    it ends by itself. heartbeat, misses: how often it must give a sign of life; peer_heartbeat: how often the
-    other side expects one."""
+    """end: connected, after the handshake; the link closes it. peer, layout: the other side and its KV;
+    pulls: the decode side fetches KV. Each message is passed to `take`; `lost` is called once, if the link
+    ends by itself. heartbeat, misses: how often heartbeats must come; peer_heartbeat: how often the other
+    side expects one."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Link:
         return self._closed
 
     def on_close(self, act: Callable[[], None]) -> None:
-        """Call it when this ends, however; at once if it has."""
+        """Call it when the link ends; at once if it has."""
         with self._lock:
             if not self._closed:
                 self._closing.append(act)
@@ -76,8 +76,8 @@ class Link:
         act()
 
     def send(self, item: msgspec.Struct) -> None:
-        """Never blocks; a link that has ended takes it and drops it. Raises WireError for what cannot
-        travel."""
+        """Never blocks; a link that has ended drops it. Raises WireError for a message that cannot be
+        encoded."""
         data = frame(MESSAGES.encode(item))
         if self._closed:
             return
@@ -87,7 +87,7 @@ class Link:
             self._end_with(TransferPeerLost("the other engine takes no messages", where=self.peer))
 
     def close(self) -> None:
-        """End it, quietly. What was sent is still given to the system, if it takes it at once."""
+        """End it without a report. Queued messages are still sent, if that does not block."""
         self._end_with(None)
 
     def break_off(self, fault: RuntimeFault) -> None:
@@ -95,7 +95,7 @@ class Link:
         self._end_with(fault)
 
     def _read(self) -> None:
-        """Until it ends; whoever waits is told from this thread, which holds no lock of theirs."""
+        """Until it ends. `lost` is called from this thread, which holds no lock of others."""
         self._end_with(self._read_all())
         if self._fault is not None:
             self._lost(self, self._fault)
@@ -151,7 +151,7 @@ class Link:
         for act in closing:
             act()
         if fault is not None:
-            # Wakes the reader, which tells of it, and a writer that is stuck.
+            # Wakes the reader, which reports it, and a writer that is stuck.
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(queue.Full):

@@ -1,21 +1,23 @@
-"""SocketManager: connections, rooms and streams put together. A transfer over sockets says how to listen and
-how to connect; one whose receivers fetch KV themselves, how they do.
+"""SocketManager: connections, transfers and streams. A transfer over sockets defines how to listen and
+connect. PullingManager: a SocketManager whose decode side fetches KV itself, in one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import secrets
 import socket
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, RankInfo, register, resolve
 from runtime.disagg.transfer.kv_manager import KVManager, TransferOptions
-from runtime.disagg.transfer.memory import KVMapping, KVMemory, size_of
+from runtime.disagg.transfer.memory import KVMapping, KVMemory, cut, size_of, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.handshake import greet, receive_hello, refuse, welcome
 from runtime.disagg.transfer.net.link import Link
@@ -23,6 +25,7 @@ from runtime.disagg.transfer.net.messages import Chunk, Hello, Welcome
 from runtime.disagg.transfer.net.receiving import Receiver, ReceivingSide
 from runtime.disagg.transfer.net.sending import Sender, SendingSide
 from runtime.disagg.transfer.net.streams import MAX_PIECE, Arrived, Piece, PieceReceiver, PieceSender
+from runtime.plan import Run
 from runtime.protocol.errors import (
     EngineDead,
     RuntimeFault,
@@ -35,11 +38,14 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 HELLO_S = 10.0
 GREETINGS = 64
-"""Connections that may be saying hello at once; more are closed."""
+"""Handshakes at once, at most; more connections are closed."""
+PART_PIECES = 4
+"""How many pieces' bytes are fetched at once."""
+CLOSE_S = 5.0
 
 
 class SocketManager(KVManager):
-    """Both sides of a transfer over sockets."""
+    """Both sides of transfers over sockets."""
 
     carries: ClassVar[bool] = True
     name: ClassVar[str]
@@ -63,18 +69,18 @@ class SocketManager(KVManager):
 
     @abstractmethod
     def open(self) -> tuple[socket.socket, str]:
-        """Listen; the socket, and the address that peers are told."""
+        """Listen; returns the socket, and the address for peers."""
 
     @abstractmethod
     def dial(self, address: str) -> socket.socket:
-        """Connect to what open() of the other side gave. Raises OSError, TransferError."""
+        """Connect to an address that open() returned on the other side. Raises OSError, TransferError."""
 
     def mapping(self) -> KVMapping | None:
-        """What a decode side is told to fetch KV by itself; None: KV is pushed to it."""
+        """For a decode side that fetches KV; None: KV is pushed to it."""
         return None
 
     def extra(self) -> bytes:
-        """What else of this side the other one is told."""
+        """More data for the other side's handshake."""
         return b""
 
     def met(self, link: Link, end: socket.socket, answer: Hello | Welcome) -> None:
@@ -82,7 +88,7 @@ class SocketManager(KVManager):
         (Welcome). Raises TransferError, OSError."""
 
     def fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
-        """Begin to bring these tokens to the receiver's place (Receiver.place); must not block."""
+        """Begin to fetch these tokens (to Receiver.write_tokens); must not block."""
         raise TransferError("KV to be fetched came unasked", where=link.peer)
 
     # -- KVManager -------------------------------------------------------------------------------------------
@@ -102,13 +108,13 @@ class SocketManager(KVManager):
             register(bootstrap, info, self.options.key, REQUEST_S)
         return address
 
-    def sender(self, room: int) -> Sender:
+    def sender(self, bootstrap_id: int) -> Sender:
         self._check_open()
-        return self.sending.sender(room)
+        return self.sending.sender(bootstrap_id)
 
-    def receiver(self, bootstrap: str, room: int) -> Receiver:
+    def receiver(self, bootstrap: str, bootstrap_id: int) -> Receiver:
         self._check_open()
-        return self.receiving.receiver(bootstrap, room)
+        return self.receiving.receiver(bootstrap, bootstrap_id)
 
     def state(self) -> dict[str, Any]:
         with self._lock:
@@ -227,10 +233,7 @@ class SocketManager(KVManager):
         except BaseException:
             link.close()
             raise
-        self._begin(link, self._take_wanted)
-
-    def _take_wanted(self, link: Link, message: Any) -> None:
-        self.sending.take(link, message)
+        self._begin(link, self.sending.take)
 
     def _push(self, link: Link, piece: Piece) -> None:
         streams = self._streams.get(link.session)
@@ -300,7 +303,7 @@ class SocketManager(KVManager):
 
         def take(arrived: Arrived) -> None:
             self._received += arrived.data.nbytes
-            receiver = self.receiving.find(arrived.room)
+            receiver = self.receiving.find(arrived.bootstrap_id)
             if receiver is not None:
                 receiver.piece(link, arrived)
 
@@ -310,7 +313,7 @@ class SocketManager(KVManager):
 
     def _take_sent(self, link: Link, message: Any) -> None:
         if isinstance(message, Chunk) and link.pulls:
-            receiver = self.receiving.find(message.room)
+            receiver = self.receiving.find(message.bootstrap_id)
             if receiver is not None:
                 self._received += size_of(self.memory.layout, message.runs, receiver.heads(link))
                 self.fetch(link, message, receiver)
@@ -321,8 +324,8 @@ class SocketManager(KVManager):
         try:
             return self.dial(address)
         except OSError as error:
-            words = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-            raise TransferPeerLost(f"the prefill side was not reached: {words}", where=address) from error
+            cause = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+            raise TransferPeerLost(f"the prefill side was not reached: {cause}", where=address) from error
 
     def _hello(self, kind: Any, session: str) -> Hello:
         return Hello(
@@ -342,17 +345,17 @@ class SocketManager(KVManager):
     # -- both ------------------------------------------------------------------------------------------------
 
     def _link(
-        self, end: socket.socket, peer: str, session: str, told: Hello | Welcome, *, pulls: bool
+        self, end: socket.socket, peer: str, session: str, hello: Hello | Welcome, *, pulls: bool
     ) -> Link:
         options = self.options
         link = Link(
             end,
             peer,
             session,
-            told.layout,
+            hello.layout,
             heartbeat=options.heartbeat,
             misses=options.heartbeat_misses,
-            peer_heartbeat=told.heartbeat,
+            peer_heartbeat=hello.heartbeat,
             pulls=pulls,
         )
         link.on_close(lambda: self._forget(link))
@@ -378,3 +381,56 @@ class SocketManager(KVManager):
         log.log(level, "%s", str(fault))  # a record that is kept must not keep frames, and the pool in them
         self.sending.lost(link, fault)
         self.receiving.lost(link, fault)
+
+
+class PullingManager(SocketManager):
+    def __init__(
+        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
+    ) -> None:
+        super().__init__(memory, rows, options)
+        self._jobs: queue.SimpleQueue[tuple[Link, Chunk, Receiver] | None] = queue.SimpleQueue()
+        self._fetcher: threading.Thread | None = None
+        self.part_bytes = max(
+            PART_PIECES * self.options.piece_bytes, memory.layout.token_bytes(memory.layout.heads)
+        )
+
+    @abstractmethod
+    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+        """The KV of these slots of the prefill side, at most part_bytes, to the receiver's tokens from
+        `first` on (Receiver.write_tokens). False: the transfer has ended. Raises TransferError."""
+
+    def fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
+        with self._lock:
+            if self._fetcher is None:
+                self._fetcher = threading.Thread(target=self._fetch_all, name="transfer fetch", daemon=True)
+                self._fetcher.start()
+        self._jobs.put((link, chunk, receiver))
+
+    def close(self) -> None:
+        super().close()
+        self._jobs.put(None)
+        if self._fetcher is not None and self._fetcher is not threading.current_thread():
+            self._fetcher.join(CLOSE_S)  # its links have ended, and its reads with them
+
+    def _fetch_all(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            link, chunk, receiver = job
+            try:
+                self._fetch(link, chunk, receiver)
+            except TransferError as error:
+                receiver.fail(error)
+            except Exception as error:
+                log.exception("KV of room %d could not be fetched", receiver.bootstrap_id)
+                receiver.fail(TransferError(f"KV could not be fetched: {error}", where=link.peer))
+
+    def _fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
+        heads = receiver.heads(link)
+        # In parts, so that an abort of the transfer need not wait long.
+        size = max(1, self.part_bytes // self.memory.layout.token_bytes(max(1, len(heads))))
+        count = tokens_of(chunk.runs)
+        for at in range(0, count, size):
+            if receiver.progress.ended:
+                return
+            part = cut(chunk.runs, at, min(size, count - at))
+            if not self.bring(link, part, heads, receiver, chunk.first + at):
+                return

@@ -1,4 +1,4 @@
-"""What two managers tell each other. Read field by field as one of these structs, never run."""
+"""The messages of two managers, decoded as one of these structs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MAX_MESSAGE: Final = 8 << 20
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """The listening side's first words."""
+    """The listening side's first message."""
 
     nonce: bytes
     version: int = VERSION
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who connects. proof: see handshake. kind: what the connection is for; session: of a stream, the one it
-    belongs to. rank of ranks: of the decode side. heartbeat: seconds, as it expects signs of life. extra: the
-    transfer's own."""
+    """From the connecting side. proof: see handshake. kind: the purpose of the connection; session: the one
+    that a stream belongs to. rank of ranks: of the decode side. heartbeat: seconds between expected
+    heartbeats. extra: of the transfer."""
 
     nonce: bytes
     proof: bytes
@@ -58,10 +58,10 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True):
-    """Decode side: this room's tokens from `start` on, so many, in `heads` key heads from `first` on (maybe
-    none). ranks: how many decode ranks say so to each prefill rank."""
+    """Decode side: this transfer's tokens from `start` on, so many, in `heads` key heads from `first` on
+    (maybe none). ranks: how many decode ranks send a Want to each prefill rank."""
 
-    room: int
+    bootstrap_id: int
     start: int
     tokens: int
     first: int
@@ -72,7 +72,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """Prefill side, where KV is fetched: the tokens from the `first` of those wanted on lie in `runs`."""
 
-    room: int
+    bootstrap_id: int
     first: int
     runs: tuple[Run, ...]
 
@@ -80,32 +80,32 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class RowData(msgspec.Struct, frozen=True, array_like=True):
     """Prefill side: a metadata row, packed."""
 
-    room: int
+    bootstrap_id: int
     row: bytes
 
 
-class Got(msgspec.Struct, frozen=True, array_like=True):
-    """Decode side: all of it is here."""
+class Received(msgspec.Struct, frozen=True, array_like=True):
+    """Decode side: everything has arrived."""
 
-    room: int
+    bootstrap_id: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
-    """Prefill side, where KV is fetched: the slots were kept until Got came."""
+    """Prefill side, where KV is fetched: the slots were kept until Received came."""
 
-    room: int
+    bootstrap_id: int
 
 
 class Fail(msgspec.Struct, frozen=True, array_like=True):
-    """Either side: this room has failed. error: RuntimeFault.to_dict()."""
+    """Either side: this transfer has failed. error: RuntimeFault.to_dict()."""
 
-    room: int
+    bootstrap_id: int
     error: dict[str, Any]
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 GREETING: Final = Wire((Challenge, Hello, Welcome, Refused), MAX_HELLO)
-MESSAGES: Final = Wire((Want, Chunk, RowData, Got, Done, Fail, Ping), MAX_MESSAGE)
+MESSAGES: Final = Wire((Want, Chunk, RowData, Received, Done, Fail, Ping), MAX_MESSAGE)

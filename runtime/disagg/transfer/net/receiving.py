@@ -1,4 +1,5 @@
-"""The decode side of rooms: where KV is to go, what of it is there, and the prefill engines it comes from."""
+"""The decode side of transfers: where KV goes, which of it has arrived, and the prefill engines it comes
+from."""
 
 from __future__ import annotations
 
@@ -10,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver, Progress, TransferOptions, check_room
-from runtime.disagg.transfer.memory import KVMemory, check_place, cut, share, tokens_of
+from runtime.disagg.transfer.kv_manager import (
+    KVPoll,
+    KVReceiver,
+    TransferOptions,
+)
+from runtime.disagg.transfer.memory import KVMemory, check_slots, cut, share, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
-from runtime.disagg.transfer.net.messages import Chunk, Done, Fail, Got, RowData, Want
+from runtime.disagg.transfer.net.messages import Chunk, Done, Fail, Received, RowData, Want
 from runtime.disagg.transfer.net.streams import Arrived
 from runtime.plan import Run
 from runtime.protocol.errors import (
-    Aborted,
     BadRequest,
     RuntimeFault,
     TransferCorrupt,
@@ -30,27 +34,27 @@ from runtime.protocol.errors import (
 log = logging.getLogger(__name__)
 
 UNREACHED_S = 30.0
-"""How long it is tried to connect to a prefill engine."""
+"""Seconds of attempts to connect to a prefill engine."""
 AGAIN_S = (0.05, 1.0)
 """Between two attempts to reach a prefill engine: at first, and at most."""
 
 Connect = Callable[[str], list[Link]]
-"""Find the prefill engine behind a bootstrap server and connect to all of its ranks; takes its time. Raises
-TransferPeerLost, which is worth another attempt, and other TransferErrors, which are not."""
+"""Find the prefill engine of a bootstrap server and connect to all of its ranks; blocks. Raises
+TransferPeerLost, if another attempt may succeed, and other TransferErrors."""
 
 
 class Receiver(KVReceiver):
-    """Made by ReceivingSide. Threads of links and streams bring what comes, one thread calls the rest."""
+    """Created by ReceivingSide. Threads of links and streams deliver messages and pieces, one thread calls
+    the rest."""
 
-    def __init__(self, room: int, side: ReceivingSide, peer: Peer) -> None:
-        self.room = room
-        self.progress = Progress(room)
+    def __init__(self, bootstrap_id: int, side: ReceivingSide, peer: Peer) -> None:
+        super().__init__(bootstrap_id)
         self._side, self._peer = side, peer
         self._links: list[Link] = []
         self._shares: dict[Link, range] = {}
         self._runs: list[Run] = []
         self._index = -1
-        self._missing: dict[Link, Any] = {}  # per link a bool per token: it is not here yet
+        self._missing: dict[Link, Any] = {}  # per link a bool per token: it has not arrived
         self._row = False
         self._unconfirmed: set[Link] = set()
         self._await_peer()
@@ -58,12 +62,7 @@ class Receiver(KVReceiver):
     def poll(self) -> KVPoll:
         if self.progress.now is KVPoll.Bootstrapping and not self._links:
             self._await_peer(again=True)
-        if self.progress.overdue():
-            self._tell_failed()
-        return self.progress.now
-
-    def failure(self) -> RuntimeFault | None:
-        return self.progress.failure()
+        return super().poll()
 
     def init(self, runs: Sequence[Run], start: int, index: int) -> None:
         with self.progress.lock:
@@ -71,7 +70,7 @@ class Receiver(KVReceiver):
                 return
             try:
                 if runs:
-                    check_place(self._side.memory.layout, self._side.memory.slots, runs, self._side.span)
+                    check_slots(self._side.memory.layout, self._side.memory.slots, runs, self._side.span)
             except TransferError as error:
                 self.fail(error)
                 return
@@ -84,16 +83,11 @@ class Receiver(KVReceiver):
             self.progress.advance(KVPoll.Transferring)
             for link in self._links:
                 heads = self._shares.get(link, range(0))
-                link.send(Want(self.room, start, tokens, heads.start, len(heads), self._side.options.ranks))
+                link.send(
+                    Want(self.bootstrap_id, start, tokens, heads.start, len(heads), self._side.options.ranks)
+                )
 
-    def abort(self, reason: str = "aborted") -> None:
-        self.fail(Aborted(reason, where=f"room {self.room}"))
-
-    def fail(self, fault: RuntimeFault, *, told: Link | None = None) -> None:
-        if self.progress.fail(fault):
-            self._tell_failed(told)
-
-    # -- what comes ------------------------------------------------------------------------------------------
+    # -- messages and pieces ---------------------------------------------------------------------------------
 
     def connected(self, links: list[Link]) -> None:
         with self.progress.lock:
@@ -111,7 +105,7 @@ class Receiver(KVReceiver):
 
     def lost(self, link: Link, fault: RuntimeFault) -> None:
         if link in self._links:
-            self.fail(fault, told=link)
+            self.fail(fault, known_by=link)
 
     def piece(self, link: Link, arrived: Arrived) -> None:
         if arrived.fault is not None:
@@ -122,11 +116,11 @@ class Receiver(KVReceiver):
         def write(runs: list[Run]) -> None:
             self._side.memory.write(runs, heads, arrived.order, arrived.data)
 
-        self.place(link, arrived.first, arrived.tokens, write)
+        self.write_tokens(link, arrived.first, arrived.tokens, write)
 
-    def place(self, link: Link, first: int, tokens: int, write: Callable[[list[Run]], None]) -> bool:
-        """Have `write` put these tokens where they belong, unless the room has ended; whether it did. What it
-        raises is the room's failure."""
+    def write_tokens(self, link: Link, first: int, tokens: int, write: Callable[[list[Run]], None]) -> bool:
+        """Have `write` write these tokens into their slots, unless the transfer has ended; returns whether it
+        did. A TransferError of `write` is the transfer's failure."""
         with self.progress.lock:
             if self.progress.now is not KVPoll.Transferring or link not in self._missing:
                 return False
@@ -140,7 +134,7 @@ class Receiver(KVReceiver):
                 self.fail(
                     TransferCorrupt(
                         f"tokens {first} to {first + tokens - 1} of {len(missing)} came unasked, or twice",
-                        where=f"room {self.room}",
+                        where=f"room {self.bootstrap_id}",
                     )
                 )
                 return False
@@ -154,7 +148,7 @@ class Receiver(KVReceiver):
             return True
 
     def heads(self, link: Link) -> range:
-        """Which it gives; maybe none."""
+        """The heads that come from this link; maybe none."""
         return self._shares.get(link, range(0))
 
     def row(self, link: Link, row: bytes) -> None:
@@ -163,8 +157,8 @@ class Receiver(KVReceiver):
                 return
             try:
                 self._side.rows.land(self._index, row)
-                if self._side.rows.read(self._index, self.room) is None:
-                    raise TransferCorrupt("metadata without a room", where=f"room {self.room}")
+                if self._side.rows.read(self._index, self.bootstrap_id) is None:
+                    raise TransferCorrupt("metadata without a room", where=f"room {self.bootstrap_id}")
             except TransferError as error:
                 self.fail(error)
                 return
@@ -184,7 +178,7 @@ class Receiver(KVReceiver):
         for link, missing in list(self._missing.items()):
             if not missing.any():
                 del self._missing[link]
-                link.send(Got(self.room))
+                link.send(Received(self.bootstrap_id))
         if not self._missing and not self._unconfirmed:
             self.progress.advance(KVPoll.Success)
             self._side.ended(self, None)
@@ -197,17 +191,17 @@ class Receiver(KVReceiver):
         else:
             self.progress.within(seconds, late)
 
-    def _tell_failed(self, told: Link | None = None) -> None:
+    def _notify_failed(self, known_by: Any = None) -> None:
         fault = self.progress.failure()
         assert fault is not None
         self._side.ended(self, fault)
         for link in self._links:
-            if link is not told:
-                link.send(Fail(self.room, fault.to_dict()))
+            if link is not known_by:
+                link.send(Fail(self.bootstrap_id, fault.to_dict()))
 
 
 class Peer:
-    """A prefill engine, as its bootstrap server names it: connected to when a room needs it."""
+    """A prefill engine, by its bootstrap server: connected to when a transfer needs it."""
 
     def __init__(self, bootstrap: str, connect: Connect) -> None:
         self.bootstrap = bootstrap
@@ -223,7 +217,7 @@ class Peer:
         with self._lock:
             lost = next((link for link in self._links if link.closed), None)
         if lost is not None:
-            self.lost(lost)  # just now; whoever says so is on its way
+            self.lost(lost)  # just now; its thread has not reported it yet
         with self._lock:
             links = self._links
             if not links:
@@ -237,7 +231,7 @@ class Peer:
             self._connected([receiver], links)
 
     def lost(self, link: Link) -> None:
-        """One of its ranks is gone: all are connected to anew, by the next room."""
+        """One of its ranks is lost: the next transfer connects to all of them anew."""
         with self._lock:
             if link not in self._links:
                 return
@@ -285,17 +279,17 @@ class Peer:
                 return
 
     def _connected(self, receivers: list[Receiver], links: list[Link]) -> None:
-        gone = next((link for link in links if link.closed), None)
+        lost = next((link for link in links if link.closed), None)
         for one in receivers:
             one.connected(links)
-            if gone is not None:
-                one.lost(gone, TransferPeerLost("the prefill side was lost", where=self.bootstrap))
-        if gone is not None:
-            self.lost(gone)
+            if lost is not None:
+                one.lost(lost, TransferPeerLost("the prefill side was lost", where=self.bootstrap))
+        if lost is not None:
+            self.lost(lost)
 
 
 class ReceivingSide:
-    """All rooms of the decode side, and the prefill engines they come from."""
+    """All transfers of the decode side, and the prefill engines they come from."""
 
     def __init__(
         self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions, connect: Connect
@@ -304,32 +298,31 @@ class ReceivingSide:
         self.span = memory.layout.span
         self._connect = connect
         self._lock = threading.Lock()
-        self._rooms: dict[int, Receiver] = {}
+        self._live: dict[int, Receiver] = {}
         self._peers: dict[str, Peer] = {}
         self.counts = {"received": 0, "receive_failures": 0}
 
     @property
     def live(self) -> int:
-        return len(self._rooms)
+        return len(self._live)
 
-    def receiver(self, bootstrap: str, room: int) -> Receiver:
-        check_room(room)
+    def receiver(self, bootstrap: str, bootstrap_id: int) -> Receiver:
         with self._lock:
-            if room in self._rooms:
-                raise BadRequest(f"room {room} is in use", where="bootstrap_room")
+            if bootstrap_id in self._live:
+                raise BadRequest(f"room {bootstrap_id} is in use", where="bootstrap_room")
             peer = self._peers.get(bootstrap)
             if peer is None:
                 peer = self._peers[bootstrap] = Peer(bootstrap, self._connect)
-            receiver = self._rooms[room] = Receiver(room, self, peer)
+            receiver = self._live[bootstrap_id] = Receiver(bootstrap_id, self, peer)
         peer.add(receiver)
         return receiver
 
-    def find(self, room: int) -> Receiver | None:
-        return self._rooms.get(room)
+    def find(self, bootstrap_id: int) -> Receiver | None:
+        return self._live.get(bootstrap_id)
 
     def take(self, link: Link, message: Any) -> None:
-        """A message from a prefill side; Chunk is whose who fetches."""
-        receiver = self._rooms.get(message.room)
+        """A message from a prefill side, except Chunk of a side that is fetched from."""
+        receiver = self._live.get(message.bootstrap_id)
         if receiver is None:
             return
         match message:
@@ -338,13 +331,13 @@ class ReceivingSide:
             case Done():
                 receiver.done(link)
             case Fail(_, error):
-                receiver.fail(from_dict(error), told=link)
+                receiver.fail(from_dict(error), known_by=link)
             case Chunk():
                 receiver.fail(TransferError("KV to be fetched came unasked", where=link.peer))
 
     def lost(self, link: Link, fault: RuntimeFault) -> None:
         with self._lock:
-            receivers, peers = list(self._rooms.values()), list(self._peers.values())
+            receivers, peers = list(self._live.values()), list(self._peers.values())
         for peer in peers:
             peer.lost(link)
         for receiver in receivers:
@@ -352,7 +345,7 @@ class ReceivingSide:
 
     def close(self, fault: RuntimeFault) -> None:
         with self._lock:
-            receivers, peers = list(self._rooms.values()), list(self._peers.values())
+            receivers, peers = list(self._live.values()), list(self._peers.values())
         for receiver in receivers:
             receiver.fail(fault)
         for peer in peers:
@@ -360,6 +353,6 @@ class ReceivingSide:
 
     def ended(self, receiver: Receiver, fault: RuntimeFault | None) -> None:
         with self._lock:
-            if self._rooms.get(receiver.room) is receiver:
-                del self._rooms[receiver.room]
+            if self._live.get(receiver.bootstrap_id) is receiver:
+                del self._live[receiver.bootstrap_id]
             self.counts["received" if fault is None else "receive_failures"] += 1

@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 MAX_PIECE = 256 << 20
 """Bytes of a piece that are taken, where one token is not more."""
-_HEAD = struct.Struct("<QIIIBI")  # room, first, tokens, bytes, order, checksum of the bytes
+_HEAD = struct.Struct("<QIIIBI")  # transfer, first, tokens, bytes, order, checksum of the bytes
 _CHECK = struct.Struct("<I")  # of the head
 _ORDERS: tuple[Order, Order] = ("token", "head")
 
 
 class Piece(ABC):
-    """Some tokens of a room. read(): their bytes now, None where the room has ended."""
+    """Some tokens of a transfer. read(): their bytes now, None where the transfer has ended."""
 
-    room: int
+    bootstrap_id: int
     first: int
     tokens: int
     order: Order
@@ -49,7 +49,7 @@ class Piece(ABC):
 class Arrived(NamedTuple):
     """A piece, as it came. fault: it is not what was sent."""
 
-    room: int
+    bootstrap_id: int
     first: int
     tokens: int
     order: Order
@@ -91,8 +91,8 @@ class PieceSender:
                     self._send(end, piece)
                 except OSError as error:
                     if not self._closed:
-                        words = f"a stream was lost: {error.strerror or error}"
-                        self._lost(TransferPeerLost(words, where="transfer stream"))
+                        cause = f"a stream was lost: {error.strerror or error}"
+                        self._lost(TransferPeerLost(cause, where="transfer stream"))
                     return
 
     def _send(self, end: socket.socket, piece: Piece) -> None:
@@ -102,14 +102,14 @@ class PieceSender:
             piece.failed(error)
             return
         except Exception as error:
-            log.exception("KV of room %d cannot be read", piece.room)
-            piece.failed(TransferError(f"KV cannot be read: {error}", where=f"room {piece.room}"))
+            log.exception("KV of room %d cannot be read", piece.bootstrap_id)
+            piece.failed(TransferError(f"KV cannot be read: {error}", where=f"room {piece.bootstrap_id}"))
             return
         if data is None:
             return
         order = _ORDERS.index(piece.order)
         checksum = zlib.crc32(data)
-        head = _HEAD.pack(piece.room, piece.first, piece.tokens, data.nbytes, order, checksum)
+        head = _HEAD.pack(piece.bootstrap_id, piece.first, piece.tokens, data.nbytes, order, checksum)
         if self._faults is not None:
             data = self._faults.on_piece(data)
         end.sendall(head + _CHECK.pack(zlib.crc32(head)))
@@ -143,7 +143,7 @@ class PieceReceiver:
             try:
                 while True:
                     receive_exactly(self._end, memoryview(head))
-                    room, first, tokens, size, order, checksum = self._read_head(head)
+                    bootstrap_id, first, tokens, size, order, checksum = self._read_head(head)
                     if size > len(buffer):
                         buffer = memoryview(bytearray(size))
                     data = buffer[:size]
@@ -151,9 +151,9 @@ class PieceReceiver:
                     fault = None
                     if zlib.crc32(data) != checksum:
                         fault = TransferCorrupt(
-                            "KV was damaged on its way: its checksum is another", where=f"room {room}"
+                            "KV was damaged on its way: its checksum is another", where=f"room {bootstrap_id}"
                         )
-                    self._take(Arrived(room, first, tokens, _ORDERS[order], data, fault))
+                    self._take(Arrived(bootstrap_id, first, tokens, _ORDERS[order], data, fault))
             except TransferError as error:
                 self._end_with(error)
             except OSError as error:
@@ -167,10 +167,10 @@ class PieceReceiver:
 
     def _read_head(self, head: bytearray) -> tuple[int, int, int, int, int, int]:
         (check,) = _CHECK.unpack_from(head, _HEAD.size)
-        room, first, tokens, size, order, checksum = _HEAD.unpack_from(head)
+        bootstrap_id, first, tokens, size, order, checksum = _HEAD.unpack_from(head)
         if zlib.crc32(memoryview(head)[: _HEAD.size]) != check or size > self._max_bytes or order > 1:
             raise TransferCorrupt("the head of a piece of KV is damaged", where="transfer stream")
-        return room, first, tokens, size, order, checksum
+        return bootstrap_id, first, tokens, size, order, checksum
 
     def _end_with(self, fault: RuntimeFault) -> None:
         if not self._closed:

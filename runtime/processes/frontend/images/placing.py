@@ -9,7 +9,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import ImageInput, Message
 
 
-def check_places(ids: Sequence[int], image_id: int, count: int) -> None:
+def check_slotss(ids: Sequence[int], image_id: int, count: int) -> None:
     """Raise BadRequest unless the prompt has as many placeholders as pictures."""
     places = sum([token == image_id for token in ids])
     if places != count:

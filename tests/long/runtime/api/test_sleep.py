@@ -23,11 +23,11 @@ from runtime.processes.pipeline.memory_release import MemoryRelease
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.control import GetStateReq, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, ModelLoadError, NotReady, NotSupported, RuntimeFault
-from runtime.scheduler.fake import FakeRunner
 from runtime.server.app import build_app
 from tests.process.patience import PROGRAM_S
 from tests.process.runtime.api.conftest import CHATML, write_model, write_tokenizer
 from tests.process.runtime.server.conftest import listening
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 PROMPTS = ["The quick brown fox", "She said: ", "The quick brown fox jumps"]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}

@@ -208,7 +208,7 @@ def test_the_packages_own_is_taken_unless_it_is_another_version(
     own = tmp_path / "built.abi3.so"
     shutil.copy(library.path, own)
     monkeypatch.setattr(source, "FOLDER", tmp_path)
-    monkeypatch.setattr(source, "_made_here", lambda: None)
+    monkeypatch.setattr(source, "_compiled_here", lambda: None)
     found = made.library.__wrapped__()
     assert found is not None
     assert found.path == own
@@ -233,7 +233,7 @@ def test_it_is_kept_for_its_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert kept.stat().st_mtime_ns == before
     folder.chmod(0o777)  # anybody may have put something there
     assert source.cache_folder() is None
-    other = source._made_here()
+    other = source._compiled_here()
     assert other is not None
     assert other.parent != folder
 

@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.engine.device import current
 from runtime.engine.graphs import CudaRecorder, sizes_up_to
 from runtime.engine.runner import TorchRunner
+from runtime.kernels.device import current
 from runtime.plan import Adapter, StepPlan
 from tests.unit.runtime.engine.conftest import Tiny
 from tests.unit.runtime.lora.making import make_adapter
@@ -47,7 +47,7 @@ class Again:
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TorchRunner]]:
     """With all kernels."""
     monkeypatch.setattr("runtime.kernels.table.compiled", lambda device: True)
-    monkeypatch.setattr("runtime.engine.sampling.on_device.compiled", lambda device: True)
+    monkeypatch.setattr("runtime.engine.sampling.rows.compiled", lambda device: True)
     runners: list[TorchRunner] = []
 
     def make(path: Any, **config: Any) -> TorchRunner:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cache import survey
-from runtime.cache.none import NoCache
+import runtime.cache.node
+from runtime.cache.prefix_cache import NoCache
 from runtime.cache.radix import RadixCache
 from runtime.plan import Run
 
@@ -38,7 +38,7 @@ def test_a_survey_is_a_top_of_the_tree(
     tree = cache.survey(most, ids)
     whole = {node.id: node for node in cache.nodes()}
     assert len(tree.nodes) == min(most, len(whole))
-    listed: dict[int, survey.Prefix] = {}
+    listed: dict[int, runtime.cache.node.Prefix] = {}
     for node in tree.nodes:
         real = whole[node.id]
         assert node.parent in listed or node.parent == 0 == node.start
@@ -71,7 +71,7 @@ def test_locks_and_time_are_told() -> None:
 
 
 def test_a_wide_tree_is_not_looked_at_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "EXAMINED", 10)
+    monkeypatch.setattr(runtime.cache.node, "EXAMINED", 10)
     tree = filled([(None, [number]) for number in range(100)]).survey(50, 1)
     assert len(tree.nodes) == 10
     assert tree.left_out == 90

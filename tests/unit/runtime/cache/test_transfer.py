@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from runtime.cache.manager import CacheManager, Lease
 from runtime.cache.pages import total
 from runtime.cache.radix import RadixCache
-from runtime.cache.transfer import Adoption, Export
 from tests.exploring import tries
+from tests.unit.runtime.cache.pages_between_pools import Adoption, Export
 
 
 def compute(manager: CacheManager, tokens: Sequence[int], key: str | None = None) -> bool:

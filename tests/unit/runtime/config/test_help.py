@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from runtime.cache.eviction import EVICTION
+from runtime.cache.radix import EVICTION
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import make_parser
 from runtime.config.runner import COMPUTE_DTYPES

@@ -20,8 +20,8 @@ from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, Metada
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, TransferCorrupt, TransferPeerLost
 from runtime.protocol.io_struct import Bootstrap
-from runtime.scheduler.fake import FakeRunner
 from tests.unit.runtime.scheduler.conftest import Bench
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 LAYOUT = KVLayout(layers=1, total_heads=1, head_bytes=8, dtype="fake", heads=1)
 NEVER = (1 << 64) - 1
@@ -71,12 +71,12 @@ class Link:
         """Whatever is in hand fails on both sides."""
         self.moves.clear()
         for end in [*self.senders.values(), *self.receivers.values()]:
-            end.progress.fail(TransferPeerLost("the link was cut", where=f"room {end.room}"))
+            end.progress.fail(TransferPeerLost("the link was cut", where=f"room {end.bootstrap_id}"))
 
 
 class _End:
     def __init__(self, room: int, manager: SimManager) -> None:
-        self.room, self.manager, self.link = room, manager, manager.link
+        self.bootstrap_id, self.manager, self.link = room, manager, manager.link
         self.progress = Progress(room)
 
     def poll(self) -> KVPoll:
@@ -97,13 +97,13 @@ class SimSender(_End, KVSender):
     start = 0
 
     def meet(self) -> None:
-        receiver = self.link.receivers.get(self.room)
+        receiver = self.link.receivers.get(self.bootstrap_id)
         if receiver is not None and receiver.runs is not None:
             self.start = receiver.start
             self.progress.advance(KVPoll.WaitingForInput)
 
     def init(self, tokens: int) -> None:
-        receiver = self.link.receivers.get(self.room)
+        receiver = self.link.receivers.get(self.bootstrap_id)
         if receiver is not None and not receiver.progress.ended:
             assert receiver.runs is not None
             assert tokens == tokens_of(receiver.runs)
@@ -116,20 +116,20 @@ class SimSender(_End, KVSender):
         assert metadata is None or not self.left
 
         def move() -> None:
-            receiver = self.link.receivers.get(self.room)
+            receiver = self.link.receivers.get(self.bootstrap_id)
             if self.progress.ended or receiver is None or receiver.progress.ended:
                 return
             # Read only now: the slots must have been kept until here.
             data = self.manager.memory.read(runs, LAYOUT.span, "token")
             if self.link.corrupt and runs:
                 self.link.corrupt -= 1
-                fault = TransferCorrupt("a piece is damaged", where=f"room {self.room}")
+                fault = TransferCorrupt("a piece is damaged", where=f"room {self.bootstrap_id}")
                 receiver.progress.fail(fault)
                 self.progress.fail(fault)
                 return
             receiver.take(runs, data)
             if metadata is not None:
-                row = self.manager.rows.pack(self.room, metadata)
+                row = self.manager.rows.pack(self.bootstrap_id, metadata)
                 self.link.moves.append(partial(self.end, receiver, row))
 
         self.link.moves.append(move)
@@ -146,7 +146,7 @@ class SimSender(_End, KVSender):
         self.link.moves.append(lambda: self.progress.advance(KVPoll.Success) and None)
 
     def tell_peer(self, reason: str) -> None:
-        receiver = self.link.receivers.get(self.room)
+        receiver = self.link.receivers.get(self.bootstrap_id)
         if receiver is not None:
             self.link.moves.append(lambda: receiver.progress.fail(TransferPeerLost(reason)) and None)
 
@@ -166,7 +166,7 @@ class SimReceiver(_End, KVReceiver):
         self.manager.memory.write([Run(slot, 1) for slot in mine], LAYOUT.span, "token", data)
 
     def tell_peer(self, reason: str) -> None:
-        sender = self.link.senders.get(self.room)
+        sender = self.link.senders.get(self.bootstrap_id)
         if sender is not None:
             self.link.moves.append(lambda: sender.progress.fail(TransferPeerLost(reason)) and None)
 

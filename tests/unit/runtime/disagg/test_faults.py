@@ -22,7 +22,7 @@ def test_they_happen_as_often_as_they_should() -> None:
     faults = Faults(FaultRates(corrupt=0.25, damage=1.0, seed=1))
     data = bytes(range(256))
     damaged = sum(bytes(faults.on_piece(memoryview(data))) != data for _ in range(1000))
-    assert damaged == faults.made["corrupt"]
+    assert damaged == faults.counts["corrupt"]
     assert 180 < damaged < 320
     for _ in range(50):
         row = faults.on_row(data)

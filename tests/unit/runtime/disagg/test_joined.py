@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.disagg.transfer.joined import JoinedMemory
-from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, Order, make_memory, size_of
+from runtime.disagg.transfer.memory import ArrayMemory, JoinedMemory, KVLayout, Order, make_memory, size_of
 from runtime.plan import Run
 from runtime.protocol.errors import TransferError
 

@@ -99,7 +99,7 @@ def test_spots_are_where_a_piece_comes_from(
 ) -> None:
     runs, _ = move
     memory = filled(order, 4 - heads, heads, width)
-    address, mapping = memory.place
+    address, mapping = memory.address
     whole = np.frombuffer((ctypes.c_char * mapping.size).from_address(address), dtype=np.uint8)
     for span in {range(4 - heads, 4), range(3, 4)}:
         found = spots(mapping, runs, span)

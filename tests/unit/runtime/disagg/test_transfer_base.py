@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from runtime.disagg.transfer.fake import FIRST_TOKEN, FakeManager
 from runtime.disagg.transfer.kv_manager import (
     KV_TRANSFERS,
-    MAX_ROOM,
+    MAX_BOOTSTRAP_ID,
     KVPoll,
     Progress,
     TransferOptions,
-    check_room,
+    check_bootstrap_id,
 )
 from runtime.disagg.transfer.memory import KVLayout, make_memory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
@@ -62,10 +62,10 @@ def test_deadlines() -> None:
     assert done.now is KVPoll.Success
 
 
-@pytest.mark.parametrize("room", [0, -1, MAX_ROOM + 1])
+@pytest.mark.parametrize("room", [0, -1, MAX_BOOTSTRAP_ID + 1])
 def test_rooms_that_are_none(room: int) -> None:
     with pytest.raises(BadRequest, match="room"):
-        check_room(room)
+        check_bootstrap_id(room)
 
 
 @pytest.mark.parametrize(

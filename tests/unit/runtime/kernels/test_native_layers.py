@@ -12,9 +12,8 @@ from torch import Tensor
 from runtime.config.model import RopeSpec
 from runtime.kernels.native import layers
 from runtime.kernels.native.library import library
-from runtime.kernels.native.products import FEW_ROWS, product_of
 from runtime.kernels.native.tuning import STEPS, settings, tune
-from runtime.layers.dense import DenseLinear
+from runtime.layers.dense import FEW_ROWS, DenseLinear, product_of
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rope import Rotary

@@ -68,10 +68,12 @@ def load(
     parts = [Projection(name, size, (own or {}).get(name)) for name, size in OUTPUTS.items()]
     with written(path, made) as (checkpoint, weights):
         method = Quantised(FORMATS[config["quant_method"]](kept(config)), Dense(), expand=expand)
-        linear = method.load(weights, parts, INPUTS, bias=False, own=own_inputs)
+        linear = method.load(weights, parts, INPUTS, bias=False, local=own_inputs)
         checkpoint.finish(())  # nothing was left
     numbers = [
-        made[part.name].numbers[slice(None) if part.own is None else slice(part.own.start, part.own.stop)]
+        made[part.name].numbers[
+            slice(None) if part.local is None else slice(part.local.start, part.local.stop)
+        ]
         for part in parts
     ]
     whole = torch.cat(numbers)
@@ -166,7 +168,7 @@ def test_rounding_while_loading(tmp_path: Path) -> None:
         weights = Weights(checkpoint, torch.float32, CPU)
         method = Quantised(Float8OnLoad(), Dense(), plain=("head",), expand=False)
         linear = method.load(weights, [Projection("a", 64)], INPUTS, bias=False)
-        half = method.load(weights, [Projection("a", 64)], INPUTS, bias=False, own=range(48, 96))
+        half = method.load(weights, [Projection("a", 64)], INPUTS, bias=False, local=range(48, 96))
         head = method.load(weights, [Projection("head", 64)], INPUTS, bias=False)
     assert isinstance(head, DenseLinear)
     numbers = linear(torch.eye(INPUTS)).T

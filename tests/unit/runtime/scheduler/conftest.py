@@ -20,11 +20,11 @@ from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.stage import Stage
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 EOS = 0
 LETTERS = [bytes([code]) for code in range(ord("a"), ord("z") + 1)]

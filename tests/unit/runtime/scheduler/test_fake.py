@@ -10,7 +10,7 @@ import pytest
 from runtime.plan import MediaSpan, Row, Run, Segment, StepPlan, TokenMask
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.fake import FakeRunner
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 PARAMS = SamplingParams()
 

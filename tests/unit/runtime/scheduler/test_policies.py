@@ -12,16 +12,16 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from runtime.cache.none import NoCache
+from runtime.cache.prefix_cache import NoCache
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.requests.request import Request
 from tests.exploring import tries
+from tests.unit.runtime.scheduler.fake import START, draw, follow
 
 
 @dataclass
@@ -239,7 +239,7 @@ def test_an_idle_flow_gathers_no_claim(bench: Any) -> None:
     gained = [clients.given[flow] - before[flow] for flow in "ab"]
     assert abs(gained[0] - gained[1]) <= 2 * 2 * 4 * 20
     sim.run()
-    assert not sim.scheduler._waiting.flows._given
+    assert not sim.scheduler._waiting.flows._served
 
 
 def test_priority_comes_before_whose_turn_it_is(bench: Any) -> None:

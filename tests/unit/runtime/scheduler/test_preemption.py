@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest
-from runtime.scheduler.fake import START, draw, follow
 from tests.exploring import tries
+from tests.unit.runtime.scheduler.fake import START, draw, follow
 
 
 def expected(prompt: list[int], count: int, size: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.protocol.errors import InternalFault
-from runtime.scheduler.fake import START, draw, follow
+from tests.unit.runtime.scheduler.fake import START, draw, follow
 
 
 def expected(prompt: list[int], count: int, size: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.protocol.errors import BadRequest
-from runtime.scheduler.fake import START, draw, follow
+from tests.unit.runtime.scheduler.fake import START, draw, follow
 
 
 def expected(prompt: list[int], count: int, size: int) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.protocol.constraint import Constraint
-from runtime.scheduler.fake import START, draw, follow, logprob
 from tests.exploring import EXPLORE, tries
+from tests.unit.runtime.scheduler.fake import START, draw, follow, logprob
 
 # (seed, requests, slots, config)
 RUNS: list[tuple[int, int, int, dict[str, Any]]] = [

@@ -18,7 +18,7 @@ from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.config.shards import Shard, check_ranks
-from runtime.disagg.transfer.joined import JoinedMemory
+from runtime.disagg.transfer.memory import JoinedMemory
 from runtime.engine.runner import TorchRunner
 from runtime.layers.weights import Checkpoint
 from runtime.plan import Row, RowResult, Run, Segment, StepPlan

@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.disagg.transfer.joined import JoinedMemory
+from runtime.disagg.transfer.memory import JoinedMemory
 from runtime.engine.runner import TorchRunner
 from runtime.kernels.moe import plain_fused_experts
 from runtime.layers.dense import Dense

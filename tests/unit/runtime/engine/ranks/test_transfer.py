@@ -15,7 +15,6 @@ import torch
 from runtime.attention.base import choose
 from runtime.attention.pool import KVPool, KVShape
 from runtime.cache.pages import split
-from runtime.cache.transfer import Adoption, Export
 from runtime.config.checkpoints import find_checkpoint
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
@@ -32,6 +31,7 @@ from runtime.scheduler.requests.request import Request
 from runtime.scheduler.requests.stop import LENGTH
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.stage import Stage
+from tests.unit.runtime.cache.pages_between_pools import Adoption, Export
 
 NEW = 24
 PROMPTS = {

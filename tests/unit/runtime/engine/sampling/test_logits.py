@@ -150,8 +150,10 @@ class Rounded(LinearMethod):
 
     def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> Linear:
         self.asked.append(tuple(part.name.split(".")[-1] for part in parts))
-        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
-        matrices = [weights.tensor(f"{part.name}.weight", (part.outputs, inputs), part.own) for part in parts]
+        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.local) for part in parts if bias]
+        matrices = [
+            weights.tensor(f"{part.name}.weight", (part.outputs, inputs), part.local) for part in parts
+        ]
         return Apart(matrices, biases, self.most)
 
     def shared(self, table: torch.Tensor) -> Linear:

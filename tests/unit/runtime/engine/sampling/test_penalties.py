@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.sampling.penalties import Histogram, Histograms, adjust, adjusted, every, listed
+from runtime.engine.sampling.penalties import Histogram, Histograms, adjust, every, listed
 from runtime.plan import Row, Run
 from runtime.protocol.sampling import SamplingParams
 from tests.exploring import tries
@@ -104,6 +104,6 @@ def test_many_ids() -> None:
 
 
 def test_nothing_to_do() -> None:
-    assert not adjusted(SamplingParams())
-    assert adjusted(SamplingParams(logit_bias={1: 1.0}))
-    assert adjusted(SamplingParams(presence_penalty=0.1))
+    assert not SamplingParams().adjusts_logits
+    assert SamplingParams(logit_bias={1: 1.0}).adjusts_logits
+    assert SamplingParams(presence_penalty=0.1).adjusts_logits

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.masked import Forbidden
-from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, key_of
+from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Forbidden, Sampler, key_of
 from runtime.kernels.gumbel import FACTORS, ID_FACTOR
 from runtime.plan import Row, Run, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams

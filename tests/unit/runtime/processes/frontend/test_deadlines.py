@@ -19,9 +19,9 @@ from runtime.protocol.io_struct import EmbeddingReqInput, GenerateReqInput, Toke
 from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.embedding_scheduler import EmbeddingLoop, EmbeddingScheduler, TextLimits
-from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 VOCAB = 512
 OFFSETS = [-1e6, 0.0, 1e6]

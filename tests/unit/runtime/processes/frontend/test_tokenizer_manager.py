@@ -59,7 +59,7 @@ from runtime.protocol.io_struct import (
 from runtime.protocol.messages import Message
 from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.fake import FakeRunner
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 VOCAB = 512
 SPEC = ModelSpec(

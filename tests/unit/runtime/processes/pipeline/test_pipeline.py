@@ -39,8 +39,8 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 VOCAB = 512
 SPEC = ModelSpec(

@@ -38,8 +38,8 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import HIDDEN, FakeRunner
 from runtime.scheduler.scheduler import Scheduler
+from tests.unit.runtime.scheduler.fake import HIDDEN, FakeRunner
 
 VOCAB = 64
 WAIT = 60.0
@@ -59,6 +59,8 @@ class Slow(FakeRunner):
 
 class Notes:
     """A profiler that only remembers."""
+
+    recording = True
 
     def __init__(self) -> None:
         self.steps, self.on, self.closed = 0, False, False

@@ -19,9 +19,9 @@ from runtime.processes.pipeline.verbs import Verbs
 from runtime.protocol.control import VERBS, ControlOutput, PauseReq, ResumeMemoryReq, Verb, request_of
 from runtime.protocol.errors import BadRequest, WireError
 from runtime.protocol.request_base import SingleReq
-from runtime.scheduler.fake import FakeRunner
 from runtime.server.native import control, sleep
 from runtime.server.native.verbs import ORDERS
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 OWN = {"verify", "start_profile", "stop_profile"}
 """Calls that the follower itself carries out."""

@@ -15,8 +15,8 @@ from runtime.grammar.manager import GrammarManager
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import START, draw, follow, logprob
 from runtime.scheduler.guided.masks import full, is_empty, without
+from tests.unit.runtime.scheduler.fake import START, draw, follow, logprob
 
 
 def regex(spec: str) -> Constraint:

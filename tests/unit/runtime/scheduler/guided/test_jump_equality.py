@@ -18,10 +18,10 @@ from runtime.plan import Row, RowResult, Sample, StepPlan, TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import step
 from runtime.scheduler.scheduler import Scheduler
 from tests.unit.runtime.grammar.conftest import MAKERS, Trained
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 LITERALS = [
     '{"name": "', '", "age": ', ', "alive": ', '"}', "The answer is ", ". It's ", " don't ", "\n\n", "  \n",

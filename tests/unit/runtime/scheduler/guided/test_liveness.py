@@ -22,11 +22,11 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import START, FakeRunner, draw, follow, logprob
 from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.requests.components import Guide
 from runtime.scheduler.scheduler import Scheduler
+from tests.unit.runtime.scheduler.fake import START, FakeRunner, draw, follow, logprob
 
 PIECES = [
     b'":',
@@ -250,7 +250,7 @@ def test_what_a_search_found_is_not_searched_for_again_where_it_is_too_long() ->
         (len(held) - 1, True, None, 0),
         (len(held) - 1, False, None, 1),
     ):
-        ids = at_once(Liveness._searched(request, matcher, held, room, found=found))
+        ids = at_once(Liveness._searched(request, matcher, held, room, later=found))
         assert (ids, request.guide.searches) == (expected, searches)
 
 

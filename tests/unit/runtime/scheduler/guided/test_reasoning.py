@@ -20,9 +20,9 @@ from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler
+from tests.unit.runtime.scheduler.fake import FakeRunner
 
 EOS, THINK, END = 0, 1, 2
 LETTERS = [bytes([code]) for code in range(256)]

@@ -12,8 +12,8 @@ import pytest
 from runtime.plan import StepPlan
 from runtime.protocol.errors import AdapterError, ModelNotFound, from_dict
 from runtime.protocol.io_struct import TokenOutput
-from runtime.scheduler.fake import begin, draw, follow
 from runtime.scheduler.requests.adapters import OVERDUE_TICKS
+from tests.unit.runtime.scheduler.fake import begin, draw, follow
 
 SIZE = 41
 PROMPT = list(range(1, 33))

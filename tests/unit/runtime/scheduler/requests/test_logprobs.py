@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.protocol.constraint import Constraint
-from runtime.scheduler.fake import START, follow, hidden, logprob
+from tests.unit.runtime.scheduler.fake import START, follow, hidden, logprob
 
 
 def truth(tokens: list[int]) -> list[float | None]:

@@ -11,13 +11,11 @@ import pytest
 from runtime.config.engine import EngineConfig
 from runtime.config.speculation import SpeculationConfig
 from runtime.protocol.errors import BadRequest
-from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.guided.masks import full, mask_of, masks_behind
-from runtime.scheduler.requests.drafting import PATIENCE, Drafting
-from runtime.scheduler.requests.lookup import PromptLookup
-from runtime.scheduler.requests.pace import Pace
+from runtime.scheduler.requests.drafting import PATIENCE, Drafting, PromptLookup
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.speculation import RETRY, Speculation
+from runtime.scheduler.speculation import RETRY, Pace, Speculation
+from tests.unit.runtime.scheduler.fake import START, draw, follow
 from tests.unit.runtime.scheduler.test_overlap import play
 
 NGRAM = SpeculationConfig("NGRAM", 6, 1, 8)
@@ -28,7 +26,7 @@ def knowing(share: float) -> Any:
     """Guesses as one who knows the fake model, and is wrong now and then."""
 
     def guesses(self: Speculation, request: Request) -> tuple[int, ...]:
-        if request.drafting is None or request.heal is not None:
+        if request.drafting is None or request.healing is not None:
             return ()
         if request.guide is not None and (request.guide.pending or request.guide.unread):
             return ()
@@ -45,7 +43,7 @@ def knowing(share: float) -> Any:
                 if len(behind) <= place:
                     break
                 mask = behind[-1]
-        return tuple(found)[: self._room(request, len(found))]
+        return tuple(found)[: self._slots_for(request, len(found))]
 
     return guesses
 

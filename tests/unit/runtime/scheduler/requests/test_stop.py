@@ -55,9 +55,9 @@ TEXT = st.text("abé", max_size=14)
 )
 def test_found_as_soon_as_complete_however_it_is_cut(pieces: list[bytes], stops: list[str]) -> None:
     one = rule(stop=tuple(stops))
-    whole, tail = b"", b""
+    whole, seen = b"", NOTHING_SEEN
     for piece in pieces:
-        found, tail = one.match_text(tail, piece)
+        found, seen = one.read(seen, piece)
         ends = []
         for stop in stops:
             at = (whole + piece).find(stop.encode())
@@ -67,18 +67,18 @@ def test_found_as_soon_as_complete_however_it_is_cut(pieces: list[bytes], stops:
         if found:
             return
         whole += piece
-        assert len(tail) < max(len(stop.encode()) for stop in stops)
+        assert len(seen.tail) < max(len(stop.encode()) for stop in stops)
 
 
 @given(text=TEXT, stops=st.lists(TEXT.filter(bool), min_size=1, max_size=4))
 def test_the_same_string_for_any_tokens(text: str, stops: list[str]) -> None:
     one = rule(stop=tuple(stops))
-    tail, found = b"", None
+    seen, found = NOTHING_SEEN, None
     for byte in text.encode():
-        found, tail = one.match_text(tail, bytes([byte]))
+        found, seen = one.read(seen, bytes([byte]))
         if found:
             break
-    assert one.match_text(b"", text.encode())[0] == found
+    assert one.read(NOTHING_SEEN, text.encode())[0] == found
 
 
 def read(one: StopRule, pieces: list[bytes]) -> tuple[int, str] | None:

@@ -56,7 +56,7 @@ def draw(history: int, vocab_size: int, mask: TokenMask | None = None) -> int:
 
 
 class FakeRunner:
-    """Implements runtime.plan.DecoderRunner. launch() raises InternalFault, naming the row, when
+    """Implements runtime.plan.Runner. launch() raises InternalFault, naming the row, when
 
     * the segments of a row do not cover its positions 0 .. position-1 exactly, or not with one and the same
     history; * that history is not the one which the sequence had before;
