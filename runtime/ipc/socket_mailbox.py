@@ -19,15 +19,15 @@ from typing import Any
 import msgspec
 
 from runtime.ipc.frames import Frames, frame
-from runtime.ipc.mailbox import LINGER_S, MailboxClosed, MailboxFull
+from runtime.ipc.mailbox import LINGER_S, Inbox, MailboxClosed, MailboxFull, Outbox
 from runtime.ipc.wire import Wire
 from runtime.protocol.errors import WireError
 
 READ_BYTES = 1 << 16
 
 
-class SocketOutbox:
-    """Implements Outbox. It owns the socket, but nothing else that shares the connection."""
+class SocketOutbox(Outbox):
+    """It owns the socket, but nothing else that shares the connection."""
 
     def __init__(self, end: socket.socket, wire: Wire, timeout_s: float) -> None:
         self._end, self._wire, self._timeout_s = end, wire, timeout_s
@@ -71,8 +71,8 @@ class SocketOutbox:
         return MailboxFull(f"the other side took no message for {self._timeout_s:g} s")
 
 
-class SocketInbox:
-    """Implements Inbox."""
+class SocketInbox(Inbox):
+    """The receiving end of a socket pair."""
 
     def __init__(self, end: socket.socket, wire: Wire) -> None:
         self.url, self._end, self._wire = f"fd:{end.fileno()}", end, wire

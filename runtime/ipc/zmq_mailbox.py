@@ -25,7 +25,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, MailboxClosed, MailboxFull
+from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, Inbox, MailboxClosed, MailboxFull, Outbox
 from runtime.ipc.wire import PIPELINE, Wire
 from runtime.protocol.errors import InternalFault, WireError
 
@@ -81,7 +81,7 @@ class _End:
             raise InternalFault(f"the socket cannot be opened: {error}", where=self.url) from error
 
 
-class ZmqOutbox(_End):
+class ZmqOutbox(_End, Outbox):
     """The sending end; the receiver may start later. Safe to use from any thread."""
 
     def __init__(
@@ -138,7 +138,7 @@ class ZmqOutbox(_End):
         return MailboxFull(f"{self._name} took no message for {self._timeout_s:g} s")
 
 
-class ZmqInbox(_End):
+class ZmqInbox(_End, Inbox):
     """The receiving end, which creates the socket. One thread receives; any thread may close."""
 
     def __init__(

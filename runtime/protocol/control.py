@@ -222,6 +222,15 @@ VERB_OF: Final[Mapping[type[SingleReq], Verb]] = {verb.request: verb for verb in
 """The same by the request's type."""
 
 
+def no_adapters(field: str) -> BadRequest:
+    """The error for an adapter's name where adapters are off."""
+    return BadRequest(
+        "the engine was started without adapters",
+        where=field,
+        hint="start it with --lora-paths or --enable-lora",
+    )
+
+
 def parameters(verb: Verb) -> tuple[msgspec.structs.FieldInfo, ...]:
     """The fields of its request that are its own, without those that every message has."""
     common = {field.name for field in msgspec.structs.fields(BaseReq)}

@@ -23,8 +23,8 @@ GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
 MAX_STOP_REGEX_BYTES = 256
 MAX_SAMPLES = 4096
-ROOM = 2**31 - 1
-"""max_new_tokens of a request whose output may fill what room there is."""
+UNLIMITED = 2**31 - 1
+"""max_new_tokens of an output that may be as long as the limits allow."""
 CONSTRAINT_WORDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 """Keys of a user's sampling_params that say what the output must match; at most one of them. `whitespace`
 and `schema_format` may stand beside the first and the fourth."""

@@ -1,14 +1,14 @@
-"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text, and what each id stands for.
+"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text. TextTable: the bytes of each id.
 
-Loads with the `tokenizers` library alone, neither transformers nor torch. It knows no templates and no
-requests.
+Loads with the `tokenizers` library alone, neither transformers nor torch. Knows no templates and no requests.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import tokenizers
 from runtime.config.fields import Fields
 from runtime.formats.chat.control import acts_as_control, narrow
 from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
-from runtime.processes.checkpoint.detokenize import TextTable
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -27,6 +26,51 @@ LONG = 4_000
 on an event loop do such work beside it."""
 _LOSSY = 1024
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """What each id adds to a text, and the rules of the tokenizer's decoder.
+
+    special       control ids and their text; left out of texts unless skip_special_tokens is off
+    each_byte     a broken character becomes one U+FFFD per byte (sentencepiece) instead of one in all
+    lead_spaces   how many spaces are dropped at the beginning of a text
+    lead_token    all spaces of a text's first token are dropped
+    """
+
+    vocabulary: Vocabulary
+    special: Mapping[int, bytes]
+    each_byte: bool = False
+    lead_spaces: int = 0
+    lead_token: bool = False
+
+    @classmethod
+    def from_decoder(cls, decoder: Any, vocabulary: Vocabulary, special: Mapping[int, str]) -> TextTable:
+        """`decoder`: the "decoder" of a tokenizer.json."""
+        parts = list(_parts(decoder))
+        kinds = {part.get("type") for part in parts}
+        strips = [part for part in parts if part.get("type") == "Strip" and part.get("content") == " "]
+        spaced = [part for part in parts if part.get("type") == "Metaspace"]
+        return cls(
+            vocabulary,
+            {token: text.encode() for token, text in special.items()},
+            each_byte="ByteFallback" in kinds,
+            lead_spaces=max((int(part.get("start", 0)) for part in strips), default=0),
+            lead_token=any(_prepends(part) for part in spaced),
+        )
+
+    def bytes_of(self, ids: Sequence[int], skip_special_tokens: bool) -> list[bytes]:
+        """One entry per id."""
+        tokens = self.vocabulary.tokens
+        known = len(tokens)
+        pieces: list[bytes] = []
+        for token in ids:
+            control = self.special.get(token)
+            if control is not None:
+                pieces.append(b"" if skip_special_tokens else control)
+            else:
+                pieces.append(tokens[token] if 0 <= token < known else b"")
+        return pieces
 
 
 class Tokenizer:
@@ -373,3 +417,18 @@ def _writable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _parts(decoder: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(decoder, Mapping):
+        if decoder.get("type") == "Sequence":
+            for child in decoder.get("decoders", ()):
+                yield from _parts(child)
+        else:
+            yield decoder
+
+
+def _prepends(metaspace: Mapping[str, Any]) -> bool:
+    if "prepend_scheme" in metaspace:
+        return bool(metaspace["prepend_scheme"] != "never")
+    return bool(metaspace.get("add_prefix_space", True))

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
-from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.pipeline.detokenizer import DetokenizerManager
+from runtime.processes.checkpoint.tokenizer import TextTable, Tokenizer
+from runtime.processes.pipeline.detokenizer import DetokenizerManager, IncrementalText
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import BatchTokenIDOutput, FinishReason, TextRequest, TokenOutput
 from runtime.protocol.vocabulary import Vocabulary
@@ -177,7 +176,7 @@ def test_manager_answers_streams_as_they_go_and_others_at_the_end() -> None:
     done = FinishReason(type="length")
     made = manager.handle([batch(news("s", "c")), batch(news("s", "d", done), news("w", "z", done))])
     assert made is not None
-    assert {o.rid: (o.text, bytes(o.delta.new_ids)) for o in made.outputs} == {
+    assert {o.rid: (o.text, bytes(o.new_ids)) for o in made.outputs} == {
         "s": ("cd", b"cd"),
         "w": ("xyz", b"xyz"),
     }
@@ -197,8 +196,8 @@ def test_manager_gathers_logprobs_over_replacements() -> None:
     )
     made = manager.handle([batch(first, last, begun=(TextRequest(rid="r"),))])
     assert made is not None
-    assert made.outputs[0].delta.output_logprobs == [-1.0, None, -3.0]
-    assert bytes(made.outputs[0].delta.new_ids) == b"abc"
+    assert made.outputs[0].output_logprobs == [-1.0, None, -3.0]
+    assert bytes(made.outputs[0].new_ids) == b"abc"
     assert made.outputs[0].text == "abc"
 
 

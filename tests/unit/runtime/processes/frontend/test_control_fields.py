@@ -18,8 +18,8 @@ from runtime.config.model import ModelSpec
 from runtime.formats.chat.control import ControlTokens, acts_as_control
 from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message, ToolCall

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from runtime.grammar.search import Search
-from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
+from runtime.processes.checkpoint.tokenizer import TextTable
 from runtime.processes.frontend.output_accumulator import OutputAccumulator
-from runtime.processes.pipeline.detokenizer import JOIN, DetokenizerManager, failed_output, join
+from runtime.processes.pipeline.detokenizer import JOIN, DetokenizerManager, IncrementalText, join
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import (
     BatchTokenIDOutput,
     FinishReason,
     GrammarInfo,
-    StrOutput,
     TextRequest,
     TokenizedGenerateReqInput,
     TokenOutput,
@@ -149,12 +149,12 @@ def test_endless_broken_bytes_cost_no_more_than_others(table: TextTable) -> None
 
 
 def test_joined_deltas_are_the_later_ones_with_all_ids() -> None:
-    one = StrOutput("r", "ab", news([1, 2]))
-    two = StrOutput("r", "c", news([9, 3], replaced=3))
+    one = replace(news([1, 2]), text="ab")
+    two = replace(news([9, 3], replaced=3), text="c")
     made = join(one, two)
-    assert (made.text, made.delta.new_ids, made.delta.replaced) == ("abc", [9, 3], 1)
-    assert made.delta.output_logprobs == [-9.0, -3.0]
-    end = failed_output("r", InternalFault("no"))
+    assert (made.text, made.new_ids, made.replaced) == ("abc", [9, 3], 1)
+    assert made.output_logprobs == [-9.0, -3.0]
+    end = TokenOutput.failed("r", InternalFault("no"))
     assert join(end, two) is end
     assert join(one, end).finish is end.finish
 
@@ -171,7 +171,7 @@ def test_no_field_is_lost_when_two_outputs_become_one(name: str) -> None:
         "r", [1, 2], 1, None, 9, 8, 7, 6, 5, [-1.0, -2.0], [[(1, -1.0)], []], [[(2, -1.0)], []], [None, -3.0],
         [[], [(1, -1.0)]], [[], [(2, -1.0)]], [[0.5]], 4, 3.0, 2.0, "frontend", GrammarInfo("x", True), 1,
     )  # fmt: skip
-    joined = join(StrOutput("r", "a", full), StrOutput("r", "b", TokenOutput("r", []))).delta
+    joined = join(full, TokenOutput("r", [], text=""))
     assert (getattr(joined, name) == getattr(full, name)) != (name in told_anew - {"rid", "finish"})
 
 
@@ -180,7 +180,7 @@ def _lists(draw: st.DrawFn, count: int) -> list[list[tuple[int, float]]]:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[StrOutput]:
+def streams(draw: st.DrawFn) -> list[TokenOutput]:
     """Outputs of one request, as a scheduler may tell them, and more: any field may come at any time."""
     size, made, logprobs = 0, [], draw(st.booleans())
     parts = draw(st.integers(1, 6))
@@ -205,19 +205,21 @@ def streams(draw: st.DrawFn) -> list[StrOutput]:
             grammar=grammar, healed=int(part == 0),
             output_origins=[draw(st.sampled_from(["sampled", "forced"])) for _ in range(count * logprobs)],
         )  # fmt: skip
-        made.append(StrOutput("r", draw(st.text("ab", max_size=3)), one))
+        made.append(replace(one, text=draw(st.text("ab", max_size=3))))
     return made
 
 
 @settings(deadline=None, max_examples=tries(400))
 @given(outputs=streams(), data=st.data())
-def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], data: st.DataObject) -> None:
+def test_outputs_joined_in_any_way_add_up_to_the_same(
+    outputs: list[TokenOutput], data: st.DataObject
+) -> None:
     joined = list(outputs)
     while len(joined) > 1 and data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(joined) - 2))
         joined[at : at + 2] = [join(joined[at], joined[at + 1])]
 
-    def told(outputs: list[StrOutput]) -> dict[str, Any]:
+    def told(outputs: list[TokenOutput]) -> dict[str, Any]:
         request = TokenizedGenerateReqInput(
             input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, logprob_start_len=0,
             top_logprobs_num=1, token_ids_logprob=[1],
@@ -229,13 +231,13 @@ def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], 
         return made | part.counters() | part.logprob_meta() | {"end": part.finish_reason()}
 
     assert told(joined) == told(outputs)
-    assert sum(len(one.delta.new_ids) - one.delta.replaced for one in joined) == len(told(outputs)["ids"])
+    assert sum(len(one.new_ids) - one.replaced for one in joined) == len(told(outputs)["ids"])
 
 
 @settings(deadline=None, max_examples=tries(300))
 @given(outputs=streams(), data=st.data())
 def test_deltas_taken_at_any_moment_add_up_to_the_whole(
-    outputs: list[StrOutput], data: st.DataObject
+    outputs: list[TokenOutput], data: st.DataObject
 ) -> None:
     request = TokenizedGenerateReqInput(
         input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, top_logprobs_num=1
@@ -269,6 +271,6 @@ def test_what_was_ready_of_the_oldest_is_told_with_its_error() -> None:
     )
     assert made is not None
     [output] = made.outputs
-    assert (output.text, output.delta.new_ids) == ("A", [65])
+    assert (output.text, output.new_ids) == ("A", [65])
     assert output.finish is not None
     assert output.finish.type == "abort"
