@@ -44,9 +44,8 @@ except ModuleNotFoundError:  # `--against` a checkout from before there were roo
     from runtime.config.server import ServerConfig
 try:
     from runtime.processes.checkpoint.model import Model, load_model
-    from runtime.processes.supervise.channel import ChildSpec, Stop
+    from runtime.processes.supervise.channel import SCHEDULER, ChildSpec, Stop, frontend_name, mailbox_of
     from runtime.processes.supervise.engine_client import EngineClient
-    from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of
 except ModuleNotFoundError:
     from runtime.processes.channel import ChildSpec, Stop
     from runtime.processes.front import Front as EngineClient

@@ -16,9 +16,8 @@ import msgspec
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox, send_one_by_one
 from runtime.processes.checkpoint.model import load_tokenizer
 from runtime.processes.pipeline.detokenizer import DetokenizerManager
-from runtime.processes.supervise.channel import ChildSpec
+from runtime.processes.supervise.channel import DETOKENIZER, ChildSpec, mailbox_of
 from runtime.processes.supervise.lifecycle import Lifecycle
-from runtime.processes.supervise.names import DETOKENIZER, mailbox_of
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
     BatchEmbeddingOutput,
