@@ -1,4 +1,4 @@
-"""Model: everything of a checkpoint but its weights, for processes without tensors. Loads no torch."""
+"""Model: a checkpoint without its weights, for processes without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.protocol.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the front of the pipeline knows of a checkpoint."""
+    """A checkpoint without its weights."""
 
     path: Path
     spec: AnySpec
@@ -23,8 +23,8 @@ class Model:
 
 
 def load_model(config: EngineConfig, *, turns: bool = True) -> Model:
-    """turns: with the chat template. Raises ModelLoadError, and BadRequest for options that do not fit the
-    model."""
+    """turns: whether to load the chat template. Raises ModelLoadError, and BadRequest for options that do not
+    fit the model."""
     path, spec = config.locate()
     tokenizer = load_tokenizer(path, spec)
     if isinstance(spec, EncoderSpec) and config.chat_template is not None:

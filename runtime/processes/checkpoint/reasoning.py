@@ -1,6 +1,5 @@
-"""How a checkpoint marks its reasoning, and whether its chat template leaves that on. Knows no request and
-no grammar.
-"""
+"""The marks of a checkpoint's reasoning, and whether its chat template leaves reasoning on. Knows no
+request."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from runtime.protocol.registry import UnknownName
 
 
 def model_reasoning(config: EngineConfig, model: Model) -> ReasoningMarks | None:
-    """The marks of this model's reasoning, as the option `reasoning_end` says; None where it has none. The
-    same in every process. Raises BadRequest for a bad option, ModelLoadError for a bad template."""
+    """The marks of the model's reasoning, by the option `reasoning_end`; None if it has none. The same in
+    every process. Raises BadRequest for a bad option, ModelLoadError for a bad template."""
     tokenizer = model.tokenizer
     kind = reasoning_kind(config.reasoning_parser)
     return marks_of(
@@ -32,7 +31,7 @@ def model_reasoning(config: EngineConfig, model: Model) -> ReasoningMarks | None
 
 
 def reasoning_kind(name: str | None) -> ReasoningType | None:
-    """The family that the option reasoning_parser names; None where it names none. Raises BadRequest."""
+    """The family that the option reasoning_parser names. Raises BadRequest."""
     if name is None:
         return None
     try:
@@ -42,7 +41,7 @@ def reasoning_kind(name: str | None) -> ReasoningType | None:
 
 
 def _templates(config: EngineConfig, model: Model) -> Iterator[str]:
-    """Texts of the chat template; a process without turns looks for it only when nothing else decides."""
+    """Texts of the chat template. A process that renders no turns loads it only if no known mark decides."""
     if any(model.tokenizer.added_id(marks.close) is not None for marks in KNOWN):
         return
     choice = model.template_choice
@@ -55,8 +54,9 @@ def _templates(config: EngineConfig, model: Model) -> Iterator[str]:
 
 
 def left_on(model: Model, marks: ReasoningMarks | None) -> Callable[[Mapping[str, Any]], bool]:
-    """Tells of a chat template's variables whether the model begins with reasoning although the prompt does
-    not open it: they switch it on, or the template, switched off, would have closed it."""
+    """A function of the chat template's variables: whether the model begins with reasoning although the
+    prompt does not open it. It does if they switch it on, or if the template, switched off, would close
+    it."""
     template = model.template_choice.template
     if marks is None or not isinstance(template, JinjaChatTemplate):
         return lambda variables: False
@@ -76,7 +76,7 @@ def left_on(model: Model, marks: ReasoningMarks | None) -> Callable[[Mapping[str
         return marks.closed_by(off)
 
     def thinks(variables: Mapping[str, Any]) -> bool:
-        given = [variables[name] for name in SWITCHES if name in variables]
-        return bool(given[0]) if given else switchable()
+        switches = [variables[name] for name in SWITCHES if name in variables]
+        return bool(switches[0]) if switches else switchable()
 
     return thinks

@@ -27,7 +27,7 @@ from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.images.pictures import PictureReader
-from runtime.processes.frontend.images.placing import check_placeholders, expand, place
+from runtime.processes.frontend.images.placing import check_placeholders, expand, put_pictures
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.messages import RAW_ROLE, ImageData, ImageInput, Message
 from runtime.protocol.requests.generate import SingleGenerateReq
@@ -93,17 +93,17 @@ class Limits:
     def fitting(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         """Prompt and parameters within the limits. An output length by default is cut to the free tokens
         (finish reason "length"); one that was asked for raises PromptTooLong."""
-        asked, limit = params.max_new_tokens, self.prompt
+        new, limit = params.max_new_tokens, self.prompt
         if self.auto_truncate:
-            ids = ids[: limit - min(asked, 1)]
-        self.check_length(len(ids), min(asked, 1), "prompt")
-        free = min(asked, limit - len(ids))
-        if free == asked:
+            ids = ids[: limit - min(new, 1)]
+        self.check_length(len(ids), min(new, 1), "prompt")
+        free = min(new, limit - len(ids))
+        if free == new:
             return ids, params
-        if not self.auto_truncate and not is_default_length(asked):
+        if not self.auto_truncate and not is_default_length(new):
             raise PromptTooLong(
-                f"{len(ids) + asked} tokens are requested in total, {len(ids)} in the prompt and "
-                f"{asked} new ones; the {self._limit_name} is {limit}",
+                f"{len(ids) + new} tokens are requested in total, {len(ids)} in the prompt and "
+                f"{new} new ones; the {self._limit_name} is {limit}",
                 where="sampling_params.max_new_tokens",
                 hint=f"shorten the prompt, or ask for at most {free} new tokens",
             )
@@ -272,7 +272,7 @@ class PromptReader:
         if not images:
             return ids, ()
         pictures = reader.read(images, self._limit - len(ids) + len(images))
-        whole, inputs = place(ids, reader.spec.image_id, pictures)
+        whole, inputs = put_pictures(ids, reader.spec.image_id, pictures)
         if sum(len(one.pixels) for one in inputs) > MOST_PIXELS:
             raise BadRequest(
                 f"the resized images have more than {MOST_PIXELS} bytes in total",

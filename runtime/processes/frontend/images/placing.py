@@ -21,12 +21,12 @@ def check_placeholders(ids: Sequence[int], image_id: int, count: int) -> None:
 
 
 def expand(ids: Sequence[int], image_id: int, images: Sequence[ImageInput]) -> list[int]:
-    """The ids with placeholders for pictures that place() has measured."""
+    """The ids with placeholders for pictures that put_pictures() has measured."""
     coming = iter(images)
     return [one for token in ids for one in [token] * (next(coming).length if token == image_id else 1)]
 
 
-def place(
+def put_pictures(
     ids: Sequence[int], image_id: int, pictures: Sequence[Picture]
 ) -> tuple[list[int], list[ImageInput]]:
     """The longer ids, and the pictures with their positions in them. There are as many as placeholders."""
