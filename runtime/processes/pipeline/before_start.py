@@ -1,5 +1,5 @@
-"""What comes before a process is started or a model loaded: are the parts there that options name, and what
-does a child process inherit of the environment?"""
+"""Before a process is started or a model loaded: checks the names in options, and filters the environment of
+child processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARTS: tuple[tuple[str, Registry[Any], tuple[str, ...]], ...] = (
 
 
 def check_names(config: EngineConfig) -> None:
-    """Raises BadRequest for an option that names a part which is not registered."""
+    """Raises BadRequest for an option with a name that is not registered."""
     for option, table, more in _PARTS:
         name = getattr(config, option)
         if name not in table and name not in more:
@@ -40,7 +40,7 @@ def check_names(config: EngineConfig) -> None:
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without API keys, and with the folder in which this package was found on PYTHONPATH."""
+    """The environment without API keys, and with this package's folder on PYTHONPATH."""
     inherited = {name: value for name, value in environment.items() if name not in KEYS}
     root = Path(__file__).resolve().parents[3]
     if root.name not in ("site-packages", "dist-packages"):
