@@ -18,7 +18,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import msgspec
 from msgspec.structs import replace
 
-from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS, Constraint, ConstraintKind
+from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind
+from runtime.protocol.constraint import JSON_OPTIONS as JSON_WORDS
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import MissingExtra
 from runtime.protocol.sampling import SamplingParams

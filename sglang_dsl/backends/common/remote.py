@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from runtime.formats.json_stream import JsonStream, JsonStreamError
-from runtime.protocol.constraint import JSON_WORDS, Constraint
+from runtime.protocol.constraint import JSON_OPTIONS as JSON_WORDS
+from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import Call, Completion, Delta
 from sglang_dsl.errors import Unsupported
 from sglang_dsl.ir.typed import json_in, unfenced

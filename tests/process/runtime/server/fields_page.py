@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from runtime.protocol.requests import single
-from runtime.protocol.sampling import WORDS
+from runtime.protocol.sampling import SAMPLING_KEYS
 from runtime.server.app import describe
 from runtime.server.http.left_out import ELSEWHERE
 from runtime.server.openai import chat, params
@@ -70,7 +70,7 @@ def known() -> dict[str, frozenset[str]]:
     """path -> the fields that the document has."""
     document: dict[str, Any] = json.loads(msgspec.json.encode(describe()))
     made = {
-        "sampling_params": frozenset(WORDS),
+        "sampling_params": frozenset(SAMPLING_KEYS),
         "structured_outputs": frozenset(StructuredOutputs.__struct_encode_fields__),
     }
     for path, methods in document["paths"].items():
