@@ -39,7 +39,7 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.server_names import own_options
+from runtime.protocol.server_names import runtime_options
 from runtime.protocol.vocabulary import Vocabulary
 
 CONTROL_TIMEOUT_S = 120.0
@@ -69,7 +69,7 @@ class Engine:
 
     def __init__(self, model: str = "pocket", *, model_path: str | None = None, **options: Any) -> None:
         named = str(model_path or model)
-        self.config = EngineConfig.of({"model": named, **own_options(options, named)})
+        self.config = EngineConfig.of({"model": named, **runtime_options(options, named)})
         self._pipeline = launch(self.config)
         self.model_path: str = str(self._pipeline.model.path)
         self.spec: AnySpec = self._pipeline.model.spec

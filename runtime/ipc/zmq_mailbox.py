@@ -1,11 +1,10 @@
 """Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder, or over TCP.
 
-Many senders, one receiver, and nothing waits for ever: a sender has a deadline, a full queue is an error,
-closing lingers for a limited time. It knows bytes and sockets, not the structs' meaning.
+Many senders, one receiver. Nothing waits for ever: a sender has a deadline, closing lingers for a limited
+time.
 
-Over TCP everything is encrypted (CURVE). The receiver's key pair is derived from the run's key. Its public
-half is never sent, and without it a peer cannot complete the handshake: no byte of a stranger's message is
-read.
+Over TCP everything is encrypted (CURVE) with a key pair derived from the run's key. A peer without the key
+cannot complete the handshake: no byte of its messages is read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def own_options(given: Mapping[str, Any], model: Any = None) -> dict[str, Any]:
 
 def _translated(given: Mapping[str, Any], model: Any, **how: Any) -> dict[str, Any]:
     try:
-        return server_names.own_options(_marks(given), model, **how)
+        return server_names.runtime_options(_marks(given), model, **how)
     except NotSupported as error:
         raise Unsupported(error.message, hint=error.hint) from error
 

@@ -331,7 +331,7 @@ class RunnerProcess:
                 f"the model was not loaded within {timeout:g} s", where=start.path, hint="load_timeout_s"
             ) from None
         except EngineDead:
-            rank = self._ranks.gone or 0
+            rank = self._ranks.first_lost or 0
             reports = self._ranks.remains(rank)
             if not any(isinstance(report, Failed) for report in reports):
                 how = self._processes[rank].how_it_ended(CLOSE_S)
@@ -430,7 +430,7 @@ class RunnerProcess:
     def _engine_dead(self) -> InternalFault:
         if self._closing:
             return InternalFault("the runner was closed", where="runner")
-        rank = self._ranks.gone or 0
+        rank = self._ranks.first_lost or 0
         why = [str(from_dict(one.error)) for one in self._ranks.remains(rank) if isinstance(one, Failure)]
         how = [self._why, self._processes[rank].how_it_ended(CLOSE_S), *why[:1]]
         return InternalFault(
