@@ -15,8 +15,7 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.tools.detect import tool_format_of
 from runtime.formats.tools.parser import detector_of
 from runtime.ipc.mailbox import Outbox
-from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import left_on, model_reasoning
+from runtime.processes.checkpoint.model import Model, left_on, model_reasoning
 from runtime.processes.frontend.encoding import MOST_CHARACTERS
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.prepare import Preparer

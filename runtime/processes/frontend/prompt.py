@@ -26,8 +26,12 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.images.pictures import PictureReader
-from runtime.processes.frontend.images.placing import check_placeholders, expand, put_pictures
+from runtime.processes.frontend.images.pictures import (
+    PictureReader,
+    check_placeholders,
+    expand,
+    put_pictures,
+)
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.messages import RAW_ROLE, ImageData, ImageInput, Message
 from runtime.protocol.requests.generate import SingleGenerateReq

@@ -21,8 +21,7 @@ from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.plan import AdapterStore, DecoderRunner, TextRunner
-from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import model_reasoning
+from runtime.processes.checkpoint.model import Model, model_reasoning
 from runtime.processes.pipeline.loading import Loaded
 from runtime.processes.pipeline.scheduler_process import SchedulerProcess
 from runtime.processes.pipeline.vectors import Vectors

@@ -1,9 +1,9 @@
-"""Before a process is started or a model loaded: checks the names in options, and filters the environment of
-child processes."""
+"""Around child processes: checks of options before they start, their environment, and how they ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,3 +47,13 @@ def for_children(environment: Mapping[str, str]) -> dict[str, str]:
         parts = (environment.get("PYTHONPATH"), str(root))
         inherited["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
     return inherited
+
+
+def describe_exit(code: int) -> str:
+    """How a process with this returncode ended."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
@@ -18,11 +17,6 @@ from runtime.processes.checkpoint.model import Model
 from runtime.processes.pipeline.runner_process import RunnerProcess
 from runtime.processes.pipeline.verbs import Profiler
 from runtime.protocol.errors import BadRequest, RuntimeFault
-
-if TYPE_CHECKING:
-    from runtime.engine.drafting import DraftingRunner
-    from runtime.engine.embed import TorchTextRunner
-    from runtime.engine.runner import TorchRunner
 
 SMALL = 10_000_000
 """A model with at most so many numbers in its matrices computes in the scheduler's process: its step takes
@@ -53,7 +47,9 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
     match model.spec:
         case EncoderSpec() as spec:
             pooling = config.pooling_of(model.path, spec)
-            reader = _text_runner().load(model.path, spec, config.runner(), pooling)
+            from runtime.engine.embed import TorchTextRunner
+
+            reader = TorchTextRunner.load(model.path, spec, config.runner(), pooling)
             return Loaded(reader, profiler=_profiler(config))
         case ModelSpec() as spec if needs_process(config, spec):
             process = RunnerProcess(
@@ -65,32 +61,17 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
             )
             return Loaded(process, True, process, process.on_death, process.kv_memory)
         case ModelSpec() as spec:
+            from runtime.engine.drafting import DraftingRunner
+            from runtime.engine.runner import TorchRunner
+
             settings = config.runner()
-            kind = _runner() if settings.draft_model is None else _drafting_runner()
+            kind = TorchRunner if settings.draft_model is None else DraftingRunner
             small = is_small(spec)
             if config.runner_process is None and small:
                 log.info("the model is small and computes in this process; runner_process gives it its own")
             # Handing a step to a thread takes as long as a small step.
             runner = kind.load(model.path, spec, settings, beside=not small)
             return Loaded(runner, runner.device != "cpu", _profiler(config), kv_memory=runner.kv_memory)
-
-
-def _text_runner() -> type[TorchTextRunner]:
-    from runtime.engine.embed import TorchTextRunner
-
-    return TorchTextRunner
-
-
-def _runner() -> type[TorchRunner]:
-    from runtime.engine.runner import TorchRunner
-
-    return TorchRunner
-
-
-def _drafting_runner() -> type[DraftingRunner]:
-    from runtime.engine.drafting import DraftingRunner
-
-    return DraftingRunner
 
 
 def _profiler(config: EngineConfig) -> Profiler:

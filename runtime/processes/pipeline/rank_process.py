@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import msgspec
 
 from runtime.engine.follower import LogLine
 from runtime.ipc.address import Address
-from runtime.processes.pipeline.before_start import for_children
+from runtime.processes.pipeline.before_start import describe_exit, for_children
 from runtime.protocol.errors import InternalFault
 
 DEFAULT_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -72,14 +71,7 @@ class RankProcess:
         """How it ended, for people; waits so long for the end."""
         if not self.wait(seconds):
             return f"{self.name}'s process closed its mailbox"
-        code = self._process.returncode
-        if code >= 0:
-            return f"{self.name}'s process ended with code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"{self.name}'s process was killed by {name}"
+        return f"{self.name}'s process {describe_exit(self._process.returncode)}"
 
     def _watch(self) -> None:
         """Log its lines until it ends."""

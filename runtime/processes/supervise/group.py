@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.ipc.mailbox import MailboxClosed
 from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.ipc.zmq_mailbox import make_folder
+from runtime.processes.pipeline.before_start import describe_exit
 from runtime.processes.supervise.channel import (
     DETOKENIZER,
     FROM_CHILD,
@@ -131,9 +131,8 @@ class Child:
         code = self.process.poll()
         if code is None:
             return None
-        how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with code {code}"
         why = "" if self.fault is None else f": {self.fault}"
-        return EngineDead(f"the {self.name} process {how}{why}", where=self.name)
+        return EngineDead(f"the {self.name} process {describe_exit(code)}{why}", where=self.name)
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -369,10 +368,3 @@ class Group:
                     child.process.wait(STOP_S)  # so that no message waits for it
             if not self._replaces(child, fault):
                 raise fault
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -25,7 +25,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.before_start import check_names, for_children
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.channel import DETOKENIZER, mailbox_of
-from runtime.processes.supervise.group import Group
+from runtime.processes.supervise.group import FIRST_PAUSE_S, LONGEST_PAUSE_S, STABLE_S, Group
 from runtime.protocol.console import set_title
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 BACKLOG = 2048
 SHORT_TEMPORARY = "/tmp"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-STABLE_S = 60.0
-"""A group that ran so long does not count as another consecutive failure."""
 
 ELSEWHERE: Registry[Callable[[Options, Mapping[str, str]], int]] = Registry(
     "serving engine", {"ray": "runtime.server.replicas.start:start"}

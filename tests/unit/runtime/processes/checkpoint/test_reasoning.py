@@ -10,8 +10,7 @@ import pytest
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import conversation
 from runtime.formats.reasoning.marks import marks_of
-from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import left_on, reasoning_kind
+from runtime.processes.checkpoint.model import Model, left_on, reasoning_kind
 from runtime.processes.checkpoint.templates import TemplateChoice
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.prepare import Preparer
