@@ -17,13 +17,16 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
+from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.processes.frontend.client import CLIENT
 from runtime.processes.frontend.embedding import prepare_embedding
+from runtime.processes.frontend.encoding import PER_ITEM
 from runtime.processes.frontend.prepare import Job, Preparer
+from runtime.processes.frontend.prompt import has_media, size_of_turns
 from runtime.processes.frontend.request_state import ENTRY_BYTES, AnswerBudget, RequestState
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingReqInput, OutputDelta
-from runtime.protocol.request_base import new_rid
+from runtime.protocol.request_base import count_ids, new_rid
 from runtime.protocol.requests.generate import GenerateReqInput, SingleGenerateReq, resolve, typed_items
 from runtime.protocol.sampling import SamplingParams
 
@@ -346,6 +349,36 @@ def _resolved(request: GenerateReqInput) -> SingleGenerateReq | RuntimeFault:
         return resolve(request)
     except RuntimeFault as fault:
         return fault
+
+
+def characters_of(request: Requests) -> int:
+    """How many characters take about as long to tokenise as the request takes to prepare."""
+    if isinstance(request, Sequence):
+        return sum(map(characters_of, request))
+    size = _characters(request.text) + count_ids(request.input_ids)
+    size += PER_ITEM * (len(request) if request.is_normalized else 1)
+    if isinstance(request, EmbeddingReqInput):
+        return size
+    size += size_of_turns(request.messages or ())
+    if request.image_data or has_media(request.messages or ()):
+        size += LONG + 1  # they are decoded, or even fetched
+    size += sum(_as_json(one) for one in (request.tools, request.template_kwargs, request.sampling_params))
+    return size * (1 + len(request.choices or ()))
+
+
+def _characters(text: Any) -> int:
+    """Of a text, a list of texts, or a list of pairs of texts."""
+    if isinstance(text, list):
+        return sum(map(_characters, text))
+    return len(text) if isinstance(text, str) else 0
+
+
+def _as_json(value: Any) -> int:
+    """Bytes of the value as JSON; LONG if it cannot be written as JSON."""
+    try:
+        return len(msgspec.json.encode(value)) if value else 0
+    except (TypeError, ValueError, RecursionError):
+        return LONG
 
 
 class Waker:

@@ -20,12 +20,18 @@ import msgspec
 from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.ipc.mailbox import MailboxClosed, Outbox
 from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
-from runtime.processes.frontend.batch_request import BatchRequest, Item, Outcome, Requests, Waiter
+from runtime.processes.frontend.batch_request import (
+    BatchRequest,
+    Item,
+    Outcome,
+    Requests,
+    Waiter,
+    characters_of,
+)
 from runtime.processes.frontend.client import Observer
-from runtime.processes.frontend.encoding import MOST_CHARACTERS, PER_ITEM, EncodingPool
+from runtime.processes.frontend.encoding import MOST_CHARACTERS, EncodingPool
 from runtime.processes.frontend.output_accumulator import Facts
 from runtime.processes.frontend.prepare import RID_END, Job, Preparer
-from runtime.processes.frontend.prompt import has_media, size_of_turns
 from runtime.processes.frontend.request_state import AnswerBudget, RequestState, again
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, EngineDead, QueueFull, RuntimeFault
 from runtime.protocol.io_struct import (
@@ -41,9 +47,9 @@ from runtime.protocol.io_struct import (
     GroupFailed,
     OutputDelta,
     SingleReq,
+    TokenOutput,
 )
 from runtime.protocol.model_info import ModelInfo
-from runtime.protocol.request_base import count_ids
 
 MAX_LIVE = 65_536
 """The most live requests."""
@@ -130,8 +136,7 @@ class TokenizerManager:
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
         """The whole answer. Cancelling the task aborts the request. Raises BadRequest and its kinds."""
-        async with aclosing(self._stream_batch([request], False)) as outcomes:
-            return [_raised(outcome) async for _, outcome in outcomes][-1]
+        return _raised((await self.submit_batch([request]))[0])
 
     async def stream(
         self, request: GenerateReqInput, *, cumulative: bool = False
@@ -193,7 +198,7 @@ class TokenizerManager:
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
         waiter = Waiter()
         with self._batch(request, stream, cumulative) as batch:
-            size = _size(request)
+            size = characters_of(request)
             if size > LONG:
                 await self.encoding.run(size, batch.prepare)
             else:
@@ -322,10 +327,11 @@ class TokenizerManager:
                 self.fail_all(EngineDead(item.message, where=item.where, hint="send the request again"))
 
     def _handle_outputs(self, item: BatchStrOutput | BatchEmbeddingOutput) -> None:
+        outputs: Sequence[TokenOutput | EmbeddingOutput] = item.outputs
         changed: dict[int, RequestState] = {}
         with self._lock:
-            states = [self._states.get(output.rid) for output in item.outputs]
-        for state, output in zip(states, item.outputs, strict=True):
+            states = [self._states.get(output.rid) for output in outputs]
+        for state, output in zip(states, outputs, strict=True):
             if state is not None:
                 state.put(output)
                 changed[id(state)] = state
@@ -470,33 +476,3 @@ def _raised(outcome: Outcome) -> OutputDelta:
     if isinstance(outcome, RuntimeFault):
         raise outcome
     return outcome
-
-
-def _size(request: Requests) -> int:
-    """How many characters take about as long to tokenise as the request takes to prepare."""
-    if isinstance(request, Sequence):
-        return sum(map(_size, request))
-    size = _characters(request.text) + count_ids(request.input_ids)
-    size += PER_ITEM * (len(request) if request.is_normalized else 1)
-    if isinstance(request, EmbeddingReqInput):
-        return size
-    size += size_of_turns(request.messages or ())
-    if request.image_data or has_media(request.messages or ()):
-        size += LONG + 1  # they are decoded, or even fetched
-    size += sum(_as_json(one) for one in (request.tools, request.template_kwargs, request.sampling_params))
-    return size * (1 + len(request.choices or ()))
-
-
-def _characters(text: Any) -> int:
-    """Of a text, a list of texts, or a list of pairs of texts."""
-    if isinstance(text, list):
-        return sum(map(_characters, text))
-    return len(text) if isinstance(text, str) else 0
-
-
-def _as_json(value: Any) -> int:
-    """Bytes of the value as JSON; LONG if it cannot be written as JSON."""
-    try:
-        return len(msgspec.json.encode(value)) if value else 0
-    except (TypeError, ValueError, RecursionError):
-        return LONG
