@@ -208,8 +208,7 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class TextRequest(msgspec.Struct, omit_defaults=True):
-    """How to detokenise one request's output; sent before its first delta. stream: send deltas before the
-    end."""
+    """How to detokenise one request's output; sent before its first delta."""
 
     rid: str
     stop: tuple[str, ...] = ()
@@ -217,7 +216,6 @@ class TextRequest(msgspec.Struct, omit_defaults=True):
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
     at_start: bool = False
-    stream: bool = False
     http_worker_ipc: str | None = None
 
 

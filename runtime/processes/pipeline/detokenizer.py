@@ -9,9 +9,8 @@ out to be the beginning of a stop string or of a match of a stop regex. The work
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 from runtime.grammar.search import Search
 from runtime.processes.checkpoint.tokenizer import TextTable
@@ -181,168 +180,65 @@ def _may_begin(text: str, stops: Sequence[str]) -> int:
     return longest
 
 
-class _State:
-    """One request: its text so far, and its output that was not sent yet."""
-
-    __slots__ = ("request", "text", "unsent")
-
-    def __init__(self, table: TextTable, request: TextRequest, search: Search | None) -> None:
-        self.request = request
-        self.unsent: TokenOutput | None = None
-        self.text = IncrementalText(
-            table,
-            stop=request.stop,
-            skip_special_tokens=request.skip_special_tokens,
-            no_stop_trim=request.no_stop_trim,
-            at_start=request.at_start,
-            search=search,
-        )
-
-    def feed(self, delta: TokenOutput) -> TokenOutput | None:
-        """The output to send now; None before the end of a request that does not stream. Raises
-        InternalFault."""
-        delta.text = self.text.feed(
-            delta.new_ids,
-            delta.replaced,
-            skip=delta.healed,
-            finished=delta.finish is not None,
-            matched=None if delta.finish is None else delta.finish.matched,
-        )
-        delta.http_worker_ipc = self.request.http_worker_ipc
-        if self.unsent is not None:
-            delta = join(self.unsent, delta)
-        self.unsent = delta if delta.finish is None and not self.request.stream else None
-        return delta if self.unsent is None else None
-
-    def failed(self, fault: InternalFault) -> TokenOutput:
-        return TokenOutput.failed(self.request.rid, fault, self.request.http_worker_ipc)
-
-
 class DetokenizerManager:
     """Keeps at most `max_states` requests; if one more begins, the oldest ends with an error."""
 
     def __init__(self, table: TextTable, max_states: int = MAX_STATES) -> None:
         self._table, self._max_states = table, max_states
-        self._states: dict[str, _State] = {}
+        self._texts: dict[str, tuple[TextRequest, IncrementalText]] = {}
         self._searches = lru_cache(maxsize=PATTERNS)(_search)
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._texts)
 
     def handle(self, batches: Sequence[BatchTokenIDOutput]) -> BatchStrOutput | None:
-        """The text of these deltas, one output per request; None if there is none to send. Deltas of unknown
-        requests are dropped."""
-        ready: dict[str, TokenOutput] = {}
+        """The deltas with their text; None if there are none. Those of unknown requests are dropped."""
+        outputs: list[TokenOutput] = []
         for batch in batches:
             for request in batch.begun:
-                self._begin(request, ready)
+                self._begin(request, outputs)
             for delta in batch.outputs:
-                output = self._feed(delta)
-                if output is not None:
-                    _put(ready, output)
-        if not ready:
+                self._feed(delta, outputs)
+        if not outputs:
             return None
-        return BatchStrOutput(rids=list(ready), outputs=list(ready.values())).with_spec()
+        return BatchStrOutput(rids=[output.rid for output in outputs], outputs=outputs).with_spec()
 
-    def _begin(self, request: TextRequest, ready: dict[str, TokenOutput]) -> None:
-        if len(self._states) >= self._max_states:
-            oldest = next(iter(self._states))
+    def _begin(self, request: TextRequest, outputs: list[TokenOutput]) -> None:
+        if len(self._texts) >= self._max_states:
+            oldest, _ = self._texts.pop(next(iter(self._texts)))
             fault = InternalFault(
                 f"the detokeniser keeps at most {self._max_states} requests and dropped this one, the oldest",
                 hint="lower max_waiting_requests",
             )
-            _put(ready, self._states.pop(oldest).failed(fault))
-        search = self._searches(request.stop_regex) if request.stop_regex else None
-        self._states[request.rid] = _State(self._table, request, search)
+            outputs.append(TokenOutput.failed(oldest.rid, fault, oldest.http_worker_ipc))
+        text = IncrementalText(
+            self._table,
+            stop=request.stop,
+            skip_special_tokens=request.skip_special_tokens,
+            no_stop_trim=request.no_stop_trim,
+            at_start=request.at_start,
+            search=self._searches(request.stop_regex) if request.stop_regex else None,
+        )
+        self._texts[request.rid] = request, text
 
-    def _feed(self, delta: TokenOutput) -> TokenOutput | None:
-        state = self._states.get(delta.rid)
-        if state is None:
-            return None
+    def _feed(self, delta: TokenOutput, outputs: list[TokenOutput]) -> None:
+        if delta.rid not in self._texts:
+            return
+        request, text = self._texts[delta.rid]
+        delta.http_worker_ipc = request.http_worker_ipc
         try:
-            output = state.feed(delta)
+            delta.text = text.feed(
+                delta.new_ids,
+                delta.replaced,
+                skip=delta.healed,
+                finished=delta.finish is not None,
+                matched=None if delta.finish is None else delta.finish.matched,
+            )
         except InternalFault as fault:
-            output = state.failed(fault)
-        if output is not None and output.finish is not None:
-            del self._states[delta.rid]
-        return output
-
-
-def _put(ready: dict[str, TokenOutput], output: TokenOutput) -> None:
-    earlier = ready.get(output.rid)
-    ready[output.rid] = output if earlier is None else join(earlier, output)
-
-
-def join(first: TokenOutput, then: TokenOutput) -> TokenOutput:
-    """Two deltas of one request as one, by the rules of JOIN: an OutputAccumulator adds it up to the same."""
-    if first.finish is not None:  # an end is never followed
-        return first
-    return TokenOutput(**{name: rule(first, then, name) for name, rule in JOIN.items()})
-
-
-def _later(first: TokenOutput, then: TokenOutput, name: str) -> Any:
-    return getattr(then, name)
-
-
-def _later_set(first: TokenOutput, then: TokenOutput, name: str) -> Any:
-    """The later one's, unless that is None."""
-    value = getattr(then, name)
-    return getattr(first, name) if value is None else value
-
-
-def _kept_and_new(first: TokenOutput, then: TokenOutput, name: str) -> Any:
-    """Entries per id: the first's without those of replaced ids, and the later's."""
-    kept = max(0, len(first.new_ids) - then.replaced)
-    return getattr(first, name)[:kept] + getattr(then, name)
-
-
-def _replaced(first: TokenOutput, then: TokenOutput, name: str) -> int:
-    return first.replaced + max(0, then.replaced - len(first.new_ids))
-
-
-def _all(first: TokenOutput, then: TokenOutput, name: str) -> Any:
-    return [*(getattr(first, name) or ()), *(getattr(then, name) or ())] or None
-
-
-def _both(first: TokenOutput, then: TokenOutput, name: str) -> Any:
-    return getattr(first, name) + getattr(then, name)
-
-
-def _of_first_id(first: TokenOutput, then: TokenOutput, name: str) -> Any:
-    return getattr(first if first.new_ids else then, name)
-
-
-JOIN: dict[str, Callable[[TokenOutput, TokenOutput, str], Any]] = {
-    **dict.fromkeys(("rid", "finish"), _later),
-    # Counts and times, which every output carries from the request's beginning on.
-    **dict.fromkeys(
-        (
-            "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps",
-            "retractions", "queue_s", "first_token_s",
-        ),
-        _later,
-    ),
-    # Sent once, or again with more.
-    **dict.fromkeys(
-        (
-            "input_logprobs", "input_top_logprobs", "input_token_ids_logprobs", "grammar", "http_worker_ipc",
-            "spec",
-        ),
-        _later_set,
-    ),
-    **dict.fromkeys(
-        (
-            "new_ids", "output_logprobs", "output_top_logprobs", "output_token_ids_logprobs",
-            "output_origins",
-        ),
-        _kept_and_new,
-    ),
-    "replaced": _replaced,
-    "hidden_states": _all,
-    "text": _both,
-    "healed": _of_first_id,
-}  # fmt: skip
-"""The rule for each field of two outputs: (first, then, its name) -> value."""
+            delta = TokenOutput.failed(delta.rid, fault, request.http_worker_ipc)
+        outputs.append(delta)
+        if delta.finish is not None:
+            del self._texts[delta.rid]
 
 
 def _search(patterns: tuple[str, ...]) -> Search | None:

@@ -280,7 +280,6 @@ def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
         skip_special_tokens=params.skip_special_tokens,
         no_stop_trim=params.no_stop_trim,
         at_start=request.at_start,
-        stream=request.stream,
         http_worker_ipc=request.http_worker_ipc,
     )
 
