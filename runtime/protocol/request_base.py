@@ -8,9 +8,11 @@ BadRequest, which is a ValueError. Knows no kind of request.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -135,7 +137,9 @@ class Spread:
 
 class ManyReq(BaseReq, dict=True):
     """A user's request for one prompt or several. Normalising sets `spread` and `items` beside the fields;
-    until then it has no size."""
+    until then it has no size. WHOLE: fields with lists that belong to every item as a whole."""
+
+    WHOLE: ClassVar[frozenset[str]] = frozenset()
 
     def set_size(self, spread: Spread) -> None:
         """The fields are normalised."""
@@ -199,7 +203,30 @@ class ManyReq(BaseReq, dict=True):
 
     def _item(self, index: int) -> Self:
         """A new request of item `index` alone."""
-        raise TypeError(f"{type(self).__name__} has no items")
+        fields = set_fields(self)
+        for name, values in fields.items():
+            if isinstance(values, list) and name not in self.WHOLE:
+                fields[name] = values[index]
+        item = type(self)(**fields)
+        item.set_size(Spread(1, 1, True))
+        return item
+
+
+def set_fields(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields whose values are not their defaults. Most requests set few of their 60 fields."""
+    defaults, values = _defaults(type(struct))
+    pairs = zip(defaults, values(struct), strict=True)
+    return {name: value for (name, default), value in pairs if value is not default}
+
+
+@lru_cache(maxsize=64)
+def _defaults(
+    kind: type[msgspec.Struct],
+) -> tuple[tuple[tuple[str, Any], ...], Callable[[msgspec.Struct], tuple[Any, ...]]]:
+    """The fields of a struct with their defaults, and a function that reads all values."""
+    fields = msgspec.structs.fields(kind)
+    read: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*(field.name for field in fields))
+    return tuple((field.name, field.default) for field in fields), read
 
 
 def count_samples(params: Any) -> int:

@@ -7,12 +7,7 @@ from typing import Any, Self
 from runtime.protocol import request_base
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.request_base import ManyReq, Spread
-from runtime.protocol.sampling import SamplingParams, set_fields
-
-_ITEM_LISTS = frozenset(
-    {"rid", "text", "input_ids", "image_data", "video_data", "audio_data", "sampling_params", "lora_path",
-     "lora_id", "extra_key", "cache_salt"}
-)  # fmt: skip
+from runtime.protocol.sampling import SamplingParams
 
 
 class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
@@ -94,14 +89,9 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         return Spread(len(self.text), 1, False)
 
     def _item(self, index: int) -> Self:
-        fields = set_fields(self)
-        for name, values in fields.items():
-            if isinstance(values, list) and name in _ITEM_LISTS:
-                fields[name] = values[index]
-        if self.is_cross_encoder_request:
-            fields["text"] = [fields["text"]]
-        item = type(self)(**fields)
-        item.set_size(Spread(1, 1, True))
+        item = super()._item(index)
+        if item.is_cross_encoder_request:
+            item.text = [item.text]  # type: ignore[list-item]  # the pair
         return item
 
     @property

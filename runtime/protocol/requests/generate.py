@@ -9,7 +9,7 @@ served is refused by name. Knows no tokenizer and no model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -17,8 +17,8 @@ from runtime.protocol import request_base
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, RuntimeFault
 from runtime.protocol.messages import ImageData, Message
-from runtime.protocol.request_base import MAX_NAME_BYTES, ManyReq, Spread, new_rid
-from runtime.protocol.sampling import SamplingParams, set_fields
+from runtime.protocol.request_base import MAX_NAME_BYTES, ManyReq, Spread, new_rid, set_fields
+from runtime.protocol.sampling import SamplingParams
 
 MAX_CHOICES = 4096
 """Options of one request: the prompt is read with each of them."""
@@ -62,6 +62,8 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
         prompt's server, its bootstrap port (None: the usual one), and the number of this request among the
         two; both servers get the same. One number stands for consecutive ones.
     """
+
+    WHOLE = frozenset({"messages", "tools", "choices"})
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -177,15 +179,6 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
                 if isinstance(value := getattr(self, name), list) and len(value) > 1:
                     setattr(self, name, [value])
 
-    def _item(self, index: int) -> Self:
-        fields = set_fields(self)
-        for name, values in fields.items():
-            if isinstance(values, list) and name not in WHOLE:
-                fields[name] = values[index]
-        item = type(self)(**fields)
-        item.set_size(Spread(1, 1, True))
-        return item
-
 
 class _Field(NamedTuple):
     """A field with one value per item. default: stands for None. check: raises BadRequest for a value that
@@ -218,8 +211,6 @@ PER_ITEM = {
 sampling_params, image_data, bootstrap_room and token_ids_logprob, which have rules of their own."""
 _CHECKED = [(name, field) for name, field in PER_ITEM.items() if field != _Field()]
 """Fields that a request for one prompt reads as well."""
-WHOLE = frozenset({"messages", "tools", "choices"})
-"""Lists that belong to every item as a whole."""
 
 
 def copy_request(request: GenerateReqInput, **changes: Any) -> GenerateReqInput:
@@ -295,7 +286,7 @@ def typed_items(request: GenerateReqInput) -> list[SingleGenerateReq | RuntimeFa
     fields = set_fields(request)
     each: dict[str, list[Any]] = {}
     if not request.is_single:
-        each = {name: v for name, v in fields.items() if isinstance(v, list) and name not in WHOLE}
+        each = {name: v for name, v in fields.items() if isinstance(v, list) and name not in request.WHOLE}
     known: dict[tuple[str, int], Any] = {}
     items: list[SingleGenerateReq | RuntimeFault] = []
     for index in range(len(request)):
