@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime.processes.frontend.prompt import Prompt
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prompt import Limits, Prompt, PromptReader
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.messages import ImageInput
 from runtime.protocol.requests.generate import SingleGenerateReq
 from runtime.protocol.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from runtime.processes.frontend.prepare import Preparer
 
 SCORING = SamplingParams(max_new_tokens=0)
 
@@ -33,12 +30,17 @@ class Option:
 
 
 def scoring_requests(
-    preparer: Preparer, request: SingleGenerateReq, options: Sequence[str], prompt: Prompt
+    request: SingleGenerateReq,
+    prompt: Prompt,
+    prompts: PromptReader,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    wire_rid: Callable[[SingleGenerateReq], str],
 ) -> tuple[tuple[TokenizedGenerateReqInput, ...], tuple[Option, ...]]:
-    """One request per option, or two with `unconditional`. Raises BadRequest."""
-    _check(preparer, request, options)
-    wholes, boundary = _boundary(preparer, request, prompt, options)
-    start = preparer.tokenizer.start
+    """One request per option of its choices, or two with `unconditional`. Raises BadRequest."""
+    options, start = request.choices or [], tokenizer.start
+    _check(request, options, prompts)
+    wholes, boundary = _boundary(request, prompt, options, prompts, tokenizer)
     requests: list[TokenizedGenerateReqInput] = []
 
     def scoring(input_ids: list[int], first: int, images: Sequence[ImageInput] = ()) -> int:
@@ -47,7 +49,7 @@ def scoring_requests(
             images = [msgspec.structs.replace(one, pixels=b"") for one in images]
         requests.append(
             TokenizedGenerateReqInput(
-                rid=preparer.wire_rid(request),
+                rid=wire_rid(request),
                 http_worker_ipc=request.http_worker_ipc,
                 input_ids=input_ids,
                 sampling_params=SCORING,
@@ -63,7 +65,7 @@ def scoring_requests(
 
     scored_options: list[Option] = []
     for index, (option, whole) in enumerate(zip(options, wholes, strict=True)):
-        preparer.limits.check_length(len(whole), 0, f"choices[{index}]")
+        limits.check_length(len(whole), 0, f"choices[{index}]")
         ids = tuple(whole[boundary:])
         if not ids:
             raise BadRequest("adds no token to the prompt", where=f"choices[{index}]")
@@ -73,7 +75,7 @@ def scoring_requests(
     return tuple(requests), tuple(scored_options)
 
 
-def _check(preparer: Preparer, request: SingleGenerateReq, options: Sequence[str]) -> None:
+def _check(request: SingleGenerateReq, options: Sequence[str], prompts: PromptReader) -> None:
     if not options:
         raise BadRequest("is empty; there must be at least one option", where="choices")
     if request.constraint is not None:
@@ -86,11 +88,15 @@ def _check(preparer: Preparer, request: SingleGenerateReq, options: Sequence[str
     for index, option in enumerate(options):
         if not option:
             raise BadRequest("is empty", where=f"choices[{index}]")
-        preparer.prompts.check_text(len(option), f"choices[{index}]")
+        prompts.check_text(len(option), f"choices[{index}]")
 
 
 def _boundary(
-    preparer: Preparer, request: SingleGenerateReq, prompt: Prompt, options: Sequence[str]
+    request: SingleGenerateReq,
+    prompt: Prompt,
+    options: Sequence[str],
+    prompts: PromptReader,
+    tokenizer: Tokenizer,
 ) -> tuple[list[list[int]], int]:
     """Each option's ids with the prompt, and how many ids all of them share.
 
@@ -99,12 +105,12 @@ def _boundary(
     """
     text, ids, images = prompt.text, prompt.ids, prompt.images
     if text is None:
-        wholes = [[*ids, *preparer.tokenizer.encode_plain(option)] for option in options]
+        wholes = [[*ids, *tokenizer.encode_plain(option)] for option in options]
     else:
-        wholes = [preparer.prompts.encode_with(request, text, option, images) for option in options]
+        wholes = [prompts.encode_with(request, text, option, images) for option in options]
     boundary = min([len(ids), *(_common(ids, whole) for whole in wholes)])
     if boundary == 0:
-        start = preparer.tokenizer.start
+        start = tokenizer.start
         if not start:
             raise BadRequest(
                 "the first token of the options has no token before it, and this tokenizer has neither a "

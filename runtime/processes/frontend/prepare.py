@@ -88,7 +88,7 @@ class Preparer:
         self.tokenizer, self.limits = tokenizer, limits
         self.marks, self._thinks = marks, thinks
         self._clock = clock
-        self.prompts = PromptReader(
+        self._prompts = PromptReader(
             tokenizer,
             template,
             limits,
@@ -102,7 +102,7 @@ class Preparer:
     def prepare(self, source: GenerateReqInput) -> Job:
         """Raises BadRequest or a kind of it, with the field in `where`."""
         request = source if isinstance(source, SingleGenerateReq) else resolve(source)
-        prompt = self.prompts.read(request)
+        prompt = self._prompts.read(request)
         ids = prompt.ids
         params = self._sampling(request.sampling_params, prompt.stop_str)
         if request.truncate_prompt_tokens is not None:
@@ -118,7 +118,9 @@ class Preparer:
             raise BadRequest(f"must not contain {RID_END!r}", where="rid")
         deadline = self.deadline(request.timeout_s)
         if request.choices is not None:
-            requests, options = scoring_requests(self, request, request.choices, prompt)
+            requests, options = scoring_requests(
+                request, prompt, self._prompts, self.tokenizer, self.limits, self.wire_rid
+            )
             return Job(requests, options, deadline=deadline)
         reasons = self._reasons(request, ids)
         begun: bool | None = None
@@ -189,7 +191,7 @@ class Preparer:
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
         """The prompt alone, of up to COUNTED characters whatever the limit. Raises BadRequest or a kind of
         it."""
-        return list(self.prompts.read(resolve(request), at_least=COUNTED).ids)
+        return list(self._prompts.read(resolve(request), at_least=COUNTED).ids)
 
     def deadline(self, timeout_s: float | None) -> float | None:
         """Raises BadRequest for a timeout that is no positive number of seconds."""
