@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.protocol.requests import single
+from runtime.protocol.requests import generate
 from runtime.protocol.sampling import SAMPLING_KEYS
 from runtime.server.app import describe
 from runtime.server.http.left_out import ELSEWHERE
@@ -33,7 +33,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "/v1/chat/completions": {**params._REFUSED, **chat._REFUSED},
     "/v1/completions": params._REFUSED,
     "/v1/responses": job._REFUSED,
-    "/generate": dict(single._UNSERVED),
+    "/generate": dict(generate._UNSERVED),
     "/api/generate": dict.fromkeys(("template", "context"), "the model's own template is used"),
     "structured_outputs": {"disable_additional_properties": "set additionalProperties: false in the schema"},
 }
