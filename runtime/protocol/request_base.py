@@ -8,15 +8,14 @@ BadRequest, which is a ValueError. Knows no kind of request.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import msgspec
 
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.sampling import set_fields
 
 MAX_NAME_BYTES = 512
 """Of an id, a session's name or a salt."""
@@ -210,23 +209,6 @@ class ManyReq(BaseReq, dict=True):
         item = type(self)(**fields)
         item.set_size(Spread(1, 1, True))
         return item
-
-
-def set_fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields whose values are not their defaults. Most requests set few of their 60 fields."""
-    defaults, values = _defaults(type(struct))
-    pairs = zip(defaults, values(struct), strict=True)
-    return {name: value for (name, default), value in pairs if value is not default}
-
-
-@lru_cache(maxsize=64)
-def _defaults(
-    kind: type[msgspec.Struct],
-) -> tuple[tuple[tuple[str, Any], ...], Callable[[msgspec.Struct], tuple[Any, ...]]]:
-    """The fields of a struct with their defaults, and a function that reads all values."""
-    fields = msgspec.structs.fields(kind)
-    read: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*(field.name for field in fields))
-    return tuple((field.name, field.default) for field in fields), read
 
 
 def count_samples(params: Any) -> int:

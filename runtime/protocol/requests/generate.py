@@ -17,8 +17,8 @@ from runtime.protocol import request_base
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, RuntimeFault
 from runtime.protocol.messages import ImageData, Message
-from runtime.protocol.request_base import MAX_NAME_BYTES, ManyReq, Spread, new_rid, set_fields
-from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.request_base import MAX_NAME_BYTES, ManyReq, Spread, new_rid
+from runtime.protocol.sampling import SamplingParams, set_fields
 
 MAX_CHOICES = 4096
 """Options of one request: the prompt is read with each of them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.request_base import set_fields
+from runtime.protocol.sampling import set_fields
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames
 from runtime.server.output_format import OutputFields, asked
