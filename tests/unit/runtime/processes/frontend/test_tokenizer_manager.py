@@ -470,7 +470,9 @@ def test_what_failed_here_is_cancelled_there(manager: TokenizerManager, sent: Se
     assert AbortReq(rid=request.rid) in sent.items
 
 
-def test_a_failed_group_is_everybodys_error(manager: TokenizerManager, sent: Sent) -> None:
+def test_a_failed_group_is_everybodys_error(tokenizer: Tokenizer, sent: Sent) -> None:
+    manager = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent)
+
     async def go() -> None:
         tasks = [
             asyncio.create_task(manager.submit(GenerateReqInput(text="a"))),
