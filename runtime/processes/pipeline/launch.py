@@ -193,9 +193,11 @@ class _Reader:
             items = self._inbox.receive(WATCH_S)
             if (manager := self._manager()) is None:
                 return
-            batches = [item for item in items if isinstance(item, BatchTokenIDOutput)]
+            batches: list[BatchTokenIDOutput] = []
             for item in items:
-                if not isinstance(item, BatchTokenIDOutput):
+                if isinstance(item, BatchTokenIDOutput):
+                    batches.append(item)
+                else:
                     manager.handle(item)
             if (texts := self._detokenizer.handle(batches)) is not None:
                 manager.handle(texts)
@@ -203,7 +205,7 @@ class _Reader:
                 raise EngineDead(
                     f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s"
                 )
-            del items, batches, texts, manager  # nothing is kept alive while it waits
+            del texts, manager  # not kept alive while it waits
 
     def _fail(self, fault: RuntimeFault) -> None:
         manager = self._manager()
