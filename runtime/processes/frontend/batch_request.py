@@ -74,10 +74,10 @@ class BatchRequest:
         self._prompts = len(requests) if isinstance(requests, Sequence) else requests.batch_size
         self._stream, self._cumulative = stream, cumulative
         self._items: list[Item | RuntimeFault] = []
+        # Requests by (whether it only computes the prompt, index).
         self._to_send: deque[tuple[bool, int]] = deque()
         self._notify: Callable[[], None] = lambda: None
-        self._states: dict[int, RequestState] = {}
-        self._commits: dict[int, RequestState] = {}
+        self._states: dict[tuple[bool, int], RequestState] = {}
         self._jobs: dict[int, Job] = {}
         self._changed: deque[tuple[bool, int]] = deque()
         self._outcomes: list[tuple[int, Any]] = []
@@ -172,11 +172,7 @@ class BatchRequest:
         """New outcomes by item (those of an EmbeddingReqInput are EmbeddingOutputs); an item's last output
         has its finish_reason. Also sends requests (see `has_more`)."""
         while self._changed:
-            is_commit, index = self._changed.popleft()
-            if is_commit:
-                self._take_commit(index)
-            else:
-                self._take_item(index)
+            self._take(*self._changed.popleft())
         left = AT_ONCE
         while self._to_send and left > 0:
             is_commit, index = self._to_send.popleft()
@@ -193,18 +189,14 @@ class BatchRequest:
         """Seconds until the first request is overdue; None: none has a deadline."""
         if not self._timed:
             return None
-        times = [state.time_left() for state in (*self._states.values(), *self._commits.values())]
+        times = [state.time_left() for state in self._states.values()]
         return min((left for left in times if left is not None), default=None)
 
     def expire(self) -> None:
         """Answer the overdue requests."""
-        for index, state in list(self._commits.items()):
+        for (is_commit, index), state in list(self._states.items()):
             if state.time_left() == 0:
-                self._forget(self._commits.pop(index))
-                self._samples_fail(index, state.overdue())
-        for index, state in list(self._states.items()):
-            if state.time_left() == 0:
-                self._settle(index, state.overdue())
+                self._fail(is_commit, index, state.overdue())
 
     def abort(self, matches: Callable[[str], bool]) -> None:
         """Refuse the items that were not sent yet and whose ids match."""
@@ -215,10 +207,9 @@ class BatchRequest:
 
     def leave(self) -> None:
         """The caller stops waiting: cancel the unfinished requests."""
-        for state in (*self._states.values(), *self._commits.values()):
+        for state in self._states.values():
             self._forget(state)
         self._states.clear()
-        self._commits.clear()
         self._to_send.clear()
         self._waiting.clear()
         self._notify = lambda: None  # no reference cycle through the waiter
@@ -261,32 +252,7 @@ class BatchRequest:
             session_params=None,
             stream=False,
         )
-        try:
-            state = self._open(
-                request,
-                Job((tokens,), deadline=job.deadline, shares_prompt=True),
-                self._notifier(True, prompt),
-                self._budget,
-            )
-        except RuntimeFault as fault:
-            self._samples_fail(prompt, fault)
-            return
-        self._commits[prompt] = state
-        self._timed = self._timed or state.time_left() is not None
-
-    def _take_commit(self, prompt: int) -> None:
-        state = self._commits.get(prompt)
-        if state is None:
-            return
-        try:
-            if state.take() is None:
-                return
-        except RuntimeFault as fault:
-            self._forget(self._commits.pop(prompt))
-            self._samples_fail(prompt, fault)
-            return
-        self._forget(self._commits.pop(prompt))
-        self._to_send.extend((False, index) for index in self._samples(prompt))
+        self._begin(True, prompt, request, Job((tokens,), deadline=job.deadline, shares_prompt=True))
 
     def _send(self, index: int) -> None:
         with self._lock:
@@ -299,49 +265,62 @@ class BatchRequest:
             job = self._preparer.again(job, item)
         for part in job.requests:
             part.group = self._group
-        try:
-            state = self._open(item, job, self._notifier(False, index), self._budget)
-        except RuntimeFault as fault:
-            self._settle(index, fault)
-            return
-        self._states[index] = state
-        self._timed = self._timed or state.time_left() is not None
-        self._waiting.pop(str(item.rid), None)
+        if self._begin(False, index, item, job):
+            self._waiting.pop(str(item.rid), None)
 
-    def _take_item(self, index: int) -> None:
-        state = self._states.get(index)
+    def _begin(self, is_commit: bool, index: int, request: Item, job: Job) -> bool:
+        """Whether it could be sent."""
+
+        def notify() -> None:
+            self._changed.append((is_commit, index))
+            self._notify()
+
+        try:
+            state = self._open(request, job, notify, self._budget)
+        except RuntimeFault as fault:
+            self._fail(is_commit, index, fault)
+            return False
+        self._states[is_commit, index] = state
+        self._timed = self._timed or state.time_left() is not None
+        return True
+
+    def _take(self, is_commit: bool, index: int) -> None:
+        """Take the new output of a request."""
+        state = self._states.get((is_commit, index))
         if state is None:
             return
         try:
             output = state.take()
         except RuntimeFault as fault:
-            self._settle(index, fault)
+            self._fail(is_commit, index, fault)
             return
         if output is None:
             return
-        if isinstance(output, OutputDelta) and not output.finished:
+        if is_commit:
+            self._forget(self._states.pop((True, index)))
+            self._to_send.extend((False, sample) for sample in self._samples(index))
+        elif isinstance(output, OutputDelta) and not output.finished:
             self._outcomes.append((index, output))
         else:
             self._settle(index, output)
 
+    def _fail(self, is_commit: bool, index: int, fault: RuntimeFault) -> None:
+        """Settle an item, or all samples of a prompt, with `fault`."""
+        if not is_commit:
+            self._settle(index, fault)
+            return
+        if (commit := self._states.pop((True, index), None)) is not None:
+            self._forget(commit)
+        for sample in self._samples(index):
+            self._settle(sample, fault)
+
     def _settle(self, index: int, outcome: object) -> None:
         """The item's last outcome."""
-        state = self._states.pop(index, None)
+        state = self._states.pop((False, index), None)
         if state is not None:
             self._forget(state)
         self._outcomes.append((index, outcome))
         self.left -= 1
-
-    def _samples_fail(self, prompt: int, fault: RuntimeFault) -> None:
-        for index in self._samples(prompt):
-            self._settle(index, fault)
-
-    def _notifier(self, is_commit: bool, index: int) -> Callable[[], None]:
-        def notify() -> None:
-            self._changed.append((is_commit, index))
-            self._notify()
-
-        return notify
 
 
 def _resolved(request: GenerateReqInput) -> SingleGenerateReq | RuntimeFault:
