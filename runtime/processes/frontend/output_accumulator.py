@@ -182,9 +182,9 @@ class OutputAccumulator:
             return meta
         self._prompt_sent = True
         # A session's earlier turns stand before the request's own ids.
-        ids: list[int | None] = list(self.request.input_ids)
+        ids: list[int | None] = [*self.request.input_ids]
         missing = len(scored.input_logprobs) - len(ids)
-        ids = [None] * missing + ids if missing > 0 else ids[-missing:]
+        ids[: max(0, -missing)] = [None] * missing
         meta["input_token_logprobs"] = [
             self._entry(logprob, token) for logprob, token in zip(scored.input_logprobs, ids, strict=True)
         ]
