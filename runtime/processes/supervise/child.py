@@ -60,10 +60,10 @@ def main() -> int:
     except BaseException as error:
         if lifecycle.stopping is None:
             # The supervisor reports it to the user. A defect's traceback is for the log.
-            fault = fault_of(error)
-            if isinstance(fault, InternalFault):
+            cause = fault_of(error)
+            if isinstance(cause, InternalFault):
                 log.error("ends: %s", error, exc_info=error)
-            end.report(Failed(fault.to_dict()))
+            end.report(Failed(cause.to_dict()))
             return 1
         log.debug("ended while stopping: %s", error)
     lifecycle.tidy()
