@@ -39,7 +39,7 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.server_names import own_options
+from runtime.protocol.server_names import runtime_options
 from runtime.protocol.vocabulary import Vocabulary
 
 CONTROL_TIMEOUT_S = 120.0
@@ -51,9 +51,9 @@ Params: TypeAlias = SamplingParams | Mapping[str, Any] | None
 
 
 class Engine:
-    """A model, ready to generate. Options are those of EngineConfig (`EngineConfig.help_texts()` lists them);
-    `model_path` is another name of `model`. Names that programs for sglang use are known. The engine ends
-    with close(), and when nobody can reach it any more.
+    """A model, ready to generate. Options are those of EngineConfig (`EngineConfig.help_texts()` lists them),
+    also under sglang's names; `model_path` is another name of `model`. The engine ends with close(), or when
+    it is garbage.
 
     Raises ModelLoadError when the checkpoint cannot be loaded, BadRequest for an unknown or wrong option.
     After `close()`, or when the engine has died, every call raises EngineDead; until then an error of one
@@ -63,13 +63,13 @@ class Engine:
     spec        the model's shape
     vocabulary  the bytes of each token id
     force_reasoning  whether the chat template opens every reply inside the model's reasoning
-    tool_parser  name of the format in which the model calls tools; None where that is not known
-    template_choice  which chat template renders turns, who decided, and why
+    tool_parser  name of the model's tool-call format; None if unknown
+    template_choice  the chat template that renders turns, and the reason for it
     """
 
     def __init__(self, model: str = "pocket", *, model_path: str | None = None, **options: Any) -> None:
         named = str(model_path or model)
-        self.config = EngineConfig.of({"model": named, **own_options(options, named)})
+        self.config = EngineConfig.of({"model": named, **runtime_options(options, named)})
         self._pipeline = launch(self.config)
         self.model_path: str = str(self._pipeline.model.path)
         self.spec: AnySpec = self._pipeline.model.spec
@@ -81,7 +81,7 @@ class Engine:
     # -- async -----------------------------------------------------------------------------------------------
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
-        """The answer to one request. Cancelling the task aborts it. Raises RuntimeFault's kinds."""
+        """The answer to one request. Cancelling the task aborts it. Raises kinds of RuntimeFault."""
         return await self._pipeline.manager.submit(request)
 
     def stream(self, request: GenerateReqInput) -> AsyncIterator[GenerateOutput]:
@@ -90,7 +90,7 @@ class Engine:
         return self._pipeline.manager.stream(request, cumulative=True)
 
     def stream_deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
-        """The same as what is new each time: no token costs more for standing far behind."""
+        """The same as deltas: their cost does not grow with the output."""
         return self._pipeline.manager.stream(request)
 
     async def async_generate(
@@ -106,8 +106,8 @@ class Engine:
         return self.stream(request) if stream else await self.submit(request)
 
     async def submit_batch(self, request: GenerateReqInput) -> list[GenerateOutput | RuntimeFault]:
-        """The answers to a request for several prompts or samples: p1, p2, ..., p1, p2, ... An item that
-        failed has its error in its place. Cancelling the task aborts them all."""
+        """The answers to a request for several prompts or samples: p1, p2, ..., p1, p2, ..., or an item's
+        error in place of its answer. Cancelling the task aborts them all."""
         return [*await self._pipeline.manager.submit_batch(request)]
 
     def stream_batch(
@@ -131,7 +131,7 @@ class Engine:
     @overload
     def generate(self, prompt: str, sampling_params: None = None, **fields: Any) -> GenerateOutput: ...
 
-    # One answer or a list, as the `n` in them says, or the prompts among the fields.
+    # One answer or a list, depending on `n` and on prompts among the fields.
     @overload
     def generate(
         self, prompt: str | GenerateReqInput | None = None, sampling_params: Params = None, **fields: Any
@@ -190,16 +190,10 @@ class Engine:
             return self._pipeline.manager.texts(_one(prompt, sampling_params, fields))
         if on_error not in ("raise", "return"):
             raise BadRequest(f'must be "raise" or "return", got {on_error!r}', where="on_error")
-        manager = self._pipeline.manager
-        made = _requests(prompt, sampling_params, fields)
-        if isinstance(made, GenerateReqInput) and _is_one(made):
-            return manager.generate(made)
-        outcomes = manager.batch(made)
-        if on_error == "raise":
-            for outcome in outcomes:
-                if isinstance(outcome, RuntimeFault):
-                    raise outcome
-        return outcomes
+        requests = _requests(prompt, sampling_params, fields)
+        if isinstance(requests, GenerateReqInput) and _is_one(requests):
+            return self._pipeline.manager.generate(requests)
+        return _raised(self._pipeline.manager.batch(requests), on_error)
 
     @overload
     def embed(
@@ -234,13 +228,13 @@ class Engine:
             return [_returned(fault, request, on_error)]
 
     def abort(self, rid: str | None = None, prefix: bool = False) -> None:
-        """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None); whoever
-        waits for one gets Aborted."""
+        """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None); their
+        callers get Aborted."""
         self._pipeline.manager.abort(rid, prefix)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop generating until resume(): see PauseReq for what becomes of running requests. Raises
-        RuntimeFault's kinds."""
+        """Stop generating until resume(). mode: what happens to running requests, see PauseReq. Raises kinds
+        of RuntimeFault."""
         self._ask("pause", mode=mode)
 
     def resume(self) -> None:
@@ -248,40 +242,39 @@ class Engine:
         self._ask("resume")
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> dict[str, str]:
-        """Load the LoRA adapter in a directory, as peft writes it, under a name for requests' `lora_path`;
-        the directories of all that are loaded then, by name. No step is made meanwhile. pinned: once used, it
-        stays on the device. Raises AdapterError."""
+        """Load the LoRA adapter in a directory, as peft writes it, under a name for requests' `lora_path`,
+        and return the directories of all loaded ones by name. Generation waits meanwhile. pinned: once used,
+        it stays on the device. Raises AdapterError."""
         answer = self._ask("load_lora_adapter", lora_name=lora_name, lora_path=str(lora_path), pinned=pinned)
         return dict(answer.data["loaded_adapters"])
 
     def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
-        """Unload it, as soon as no running request has it; new ones do not find it from now on. Those that
-        are left. Raises ModelNotFound."""
+        """Unload it: new requests do not find it, running ones keep it. Returns the other adapters. Raises
+        ModelNotFound."""
         return dict(self._ask("unload_lora_adapter", lora_name=lora_name).data["loaded_adapters"])
 
     def update_weights_from_disk(self, model_path: str) -> None:
         """Compute with the weights of another checkpoint of the same shape from now on; the tokenizer stays.
-        Requests in hand are computed again, with what they have said by now, under the new weights. Raises
-        ModelLoadError: they cannot be loaded, and those before stay."""
+        Running requests keep their output and are computed again. Raises ModelLoadError: the weights cannot
+        be loaded, and the old ones stay."""
         self._ask("update_weights_from_disk", model_path=str(model_path))
 
     def release_memory_occupation(self, tags: Sequence[MemoryPart] = ("kv_cache", "weights")) -> None:
-        """Give the memory of the KV pool or of the weights back, once requests in hand have ended: for
-        another program that needs it. Requests raise NotReady until resume_memory_occupation() has brought
-        all back. Raises DeadlineExceeded where some do not end, NotSupported."""
+        """Free the memory of the KV pool or of the weights for other programs, once running requests have
+        ended. Requests raise NotReady until resume_memory_occupation() has restored all. Raises
+        DeadlineExceeded if requests do not end, NotSupported."""
         wait = CONTROL_TIMEOUT_S
         self._ask("release_memory_occupation", 2 * wait, parts=tuple(tags), timeout_s=wait)
 
     def resume_memory_occupation(self, tags: Sequence[MemoryPart] = ("kv_cache", "weights")) -> None:
-        """Make the KV pool again, and read the weights of the checkpoint that was used last. Raises
-        ModelLoadError."""
+        """Allocate the KV pool again, and load the weights of the last checkpoint. Raises ModelLoadError."""
         self._ask("resume_memory_occupation", parts=tuple(tags))
 
     def control(
         self, request: SingleReq | str, timeout: float = CONTROL_TIMEOUT_S, **parameters: Any
     ) -> ControlOutput:
-        """Ask any verb of runtime.protocol.control.VERBS and wait for its answer. Raises BadRequest,
-        DeadlineExceeded, EngineDead; what the verb itself raises is in the answer.
+        """Send a verb of runtime.protocol.control.VERBS and wait for its answer. Raises BadRequest,
+        DeadlineExceeded, EngineDead; the verb's own error is in the answer.
 
         request: its struct, or its name with the struct's fields as parameters.
         """
@@ -294,7 +287,7 @@ class Engine:
         return await self._pipeline.manager.control_async(_verb(request, parameters), timeout)
 
     def _ask(self, verb: str, timeout: float = CONTROL_TIMEOUT_S, **parameters: Any) -> ControlOutput:
-        """The answer to a verb. Raises what the verb raises."""
+        """The answer to a verb. Raises the verb's error."""
         answer = self.control(VERBS[verb].request(**parameters), timeout)
         if not answer.ok:
             raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
@@ -303,8 +296,9 @@ class Engine:
     def precompile(
         self, constraints: Sequence[Constraint], timeout: float = CONTROL_TIMEOUT_S
     ) -> list[GrammarInfo | RuntimeFault]:
-        """Compile constraints ahead of their use; of each, how it is kept, or its error. What is not compiled
-        after `timeout` seconds has DeadlineExceeded here, and goes on. Raises BadRequest for too many."""
+        """Compile constraints ahead of their use; returns how each is enforced, or its error. A compilation
+        that takes longer than `timeout` seconds is DeadlineExceeded here, and goes on. Raises BadRequest for
+        too many."""
         wait = timeout + CONTROL_TIMEOUT_S
         answer = self._ask("precompile", wait, constraints=list(constraints), timeout_s=timeout)
         return [_info(one) for one in answer.data["constraints"]]
@@ -314,8 +308,8 @@ class Engine:
         return self.control("flush_cache").ok
 
     def state(self) -> dict[str, Any]:
-        """The scheduler's counters and slots, `live`: requests at the frontend, and `chat_template`: which
-        one is used, why, and what holds of it."""
+        """The scheduler's counters and slots, `live`: requests at the frontend, and the `chat_template`'s
+        description."""
         return {
             **self.control("state").data,
             "live": self._pipeline.manager.live,
@@ -323,22 +317,22 @@ class Engine:
         }
 
     def prefix_cache(self, most: int = 500) -> dict[str, Any]:
-        """What the prefix cache holds, the most used first, as the server's /radix_tree tells it: `nodes`,
-        each with its parent, tokens, hits and the beginning of its text."""
+        """The content of the prefix cache, as in the server's /radix_tree: `nodes`, the most used first, each
+        with its parent, tokens, hits and the beginning of its text."""
         question = prefixes.question(most, texts=True)
         answer = self._ask("prefixes", most=question.most, ids=question.ids)
         return {**prefixes.with_texts(answer.data, self._pipeline.manager.tokenizer), "texts": True}
 
     @property
     def derivation(self) -> Derivation | None:
-        """The chat template's Jinja text as prefixes and suffixes, found when first asked for; None where no
-        Jinja text renders the turns."""
+        """The chat template's Jinja text as prefixes and suffixes; None if no Jinja text renders the
+        turns."""
         return self.template_choice.derivation
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template as a prefix and a suffix per role, to look at; None where they do not say all of
-        it. What renders is the Jinja text itself, where there is one."""
+        """The chat template as a prefix and a suffix per role, for people; None if those cannot describe it.
+        Turns are rendered by the Jinja text itself, if there is one."""
         return self.template_choice.chat_template
 
     # -- text and ids ----------------------------------------------------------------------------------------
@@ -357,9 +351,8 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Abort what runs, stop the threads and free the model. May be called more than once, from any
-        thread.
-        """
+        """Abort running requests, stop the threads and free the model. May be called more than once, from any
+        thread."""
         self._pipeline.close()
 
     shutdown = close
@@ -386,10 +379,10 @@ def _verb(request: SingleReq | str, parameters: Mapping[str, Any]) -> SingleReq:
     return msgspec.structs.replace(request, **parameters)
 
 
-def _info(found: dict[str, Any]) -> GrammarInfo | RuntimeFault:
-    if not found["ok"]:
-        return from_dict(found["error"])
-    return GrammarInfo(**{name: value for name, value in found.items() if name != "ok"})
+def _info(outcome: dict[str, Any]) -> GrammarInfo | RuntimeFault:
+    if not outcome["ok"]:
+        return from_dict(outcome["error"])
+    return GrammarInfo(**{name: value for name, value in outcome.items() if name != "ok"})
 
 
 def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:
@@ -401,46 +394,40 @@ def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:
 
 
 def _returned(fault: RuntimeFault, request: EmbeddingReqInput, on_error: OnError) -> RuntimeFault:
-    """The error of a single text, as its outcome; any other is the call's own, and raised."""
+    """The error of a single text as its outcome; any other error is raised."""
     if on_error == "return" and request.is_normalized and request.is_single:
         return fault
     raise fault
 
 
-def _check_fields(fields: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
-    """Raises BadRequest for what is no field."""
+def _check_fields(fields: Mapping[str, Any], kind: type[msgspec.Struct], call: str) -> None:
+    """Raises BadRequest for an unknown field."""
     for name in fields:
         if name not in kind.__struct_fields__:
             hint = near(name, kind.__struct_fields__, f"help(runtime.protocol.io_struct.{kind.__name__})")
-            raise BadRequest(f"unknown field {name!r:.80}", where=where, hint=hint)
+            raise BadRequest(f"unknown field {name!r:.80}", where=call, hint=hint)
 
 
 def _embedding(texts: Any, dimensions: int | None, fields: Mapping[str, Any]) -> EmbeddingReqInput:
     _check_fields(fields, EmbeddingReqInput, "embed")
-    given = dict(fields)
-    if dimensions is not None:
-        given["dimensions"] = dimensions
+    fields = dict(fields) if dimensions is None else {**fields, "dimensions": dimensions}
     match texts:
         case EmbeddingReqInput():
-            return msgspec.structs.replace(texts, **given)
+            return msgspec.structs.replace(texts, **fields)
         case str():
-            return EmbeddingReqInput(text=texts, **given)
+            return EmbeddingReqInput(text=texts, **fields)
         case [first, *_] if isinstance(first, int):
-            return EmbeddingReqInput(input_ids=list(texts), **given)
+            return EmbeddingReqInput(input_ids=list(texts), **fields)
         case [[int(), *_], *_]:
-            return EmbeddingReqInput(input_ids=[list(ids) for ids in texts], **given)
+            return EmbeddingReqInput(input_ids=[list(ids) for ids in texts], **fields)
         case list() | tuple():
-            return EmbeddingReqInput(text=_listed(texts), **given)
+            pairs = [list(one) if isinstance(one, tuple) else one for one in texts]
+            return EmbeddingReqInput(text=pairs, **fields)
         case _:
             raise BadRequest(
                 f"is a text, token ids, a list of these or an EmbeddingReqInput, got {type(texts).__name__}",
                 where="texts",
             )
-
-
-def _listed(texts: Sequence[Any]) -> list[Any]:
-    """Pairs of texts may be tuples."""
-    return [list(one) if isinstance(one, tuple) else one for one in texts]
 
 
 def _is_batch(prompt: Any) -> bool:
@@ -452,50 +439,48 @@ def _is_batch(prompt: Any) -> bool:
 
 def _is_one(request: GenerateReqInput) -> bool:
     """One prompt and one sample, so that its answer is one as well. Raises BadRequest."""
-    looked_at = copy_request(request)
-    looked_at.normalize_batch_and_arguments()
-    return looked_at.is_single
+    copied = copy_request(request)
+    copied.normalize_batch_and_arguments()
+    return copied.is_single
 
 
 def _one(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReqInput:
     """A request that can be streamed. Raises BadRequest."""
-    made = _requests(prompt, params, fields)
-    if isinstance(made, GenerateReqInput) and _is_one(made):
-        return made
+    request = _requests(prompt, params, fields)
+    if isinstance(request, GenerateReqInput) and _is_one(request):
+        return request
     raise BadRequest("this takes one prompt and one sample; call it once for each", where="generate")
 
 
 def _requests(
     prompt: Any, params: Any, fields: Mapping[str, Any]
 ) -> GenerateReqInput | list[GenerateReqInput]:
-    """One request, of one prompt or several; or one each, where the prompts are not of one kind."""
+    """One request, of one prompt or several; or one each, if the prompts are not of one kind."""
     if not _is_batch(prompt):
         return _request(prompt, params, fields)
     if isinstance(params, (list, tuple)) and len(params) != len(prompt):
         raise BadRequest(f"{len(params)} for {len(prompt)} prompts", where="sampling_params")
-    given = list(params) if isinstance(params, (list, tuple)) else params
+    params = list(params) if isinstance(params, (list, tuple)) else params
     if prompt and all(isinstance(one, str) for one in prompt):
-        return _request(None, given, {**fields, "text": list(prompt)})
+        return _request(None, params, {**fields, "text": list(prompt)})
     if prompt and all(isinstance(one, (list, tuple)) for one in prompt):
-        return _request(None, given, {**fields, "input_ids": [list(one) for one in prompt]})
-    own = given if isinstance(given, list) else [given] * len(prompt)
-    return [_request(one, some, fields) for one, some in zip(prompt, own, strict=True)]
+        return _request(None, params, {**fields, "input_ids": [list(one) for one in prompt]})
+    each = params if isinstance(params, list) else [params] * len(prompt)
+    return [_request(one, some, fields) for one, some in zip(prompt, each, strict=True)]
 
 
 def _request(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReqInput:
     _check_fields(fields, GenerateReqInput, "generate")
-    given = dict(fields)
-    if params is not None:
-        given["sampling_params"] = params
+    fields = dict(fields) if params is None else {**fields, "sampling_params": params}
     match prompt:
         case GenerateReqInput():
-            return msgspec.structs.replace(prompt, **given) if given else prompt
+            return msgspec.structs.replace(prompt, **fields) if fields else prompt
         case str():
-            return GenerateReqInput(text=prompt, **given)
+            return GenerateReqInput(text=prompt, **fields)
         case list() | tuple():
-            return GenerateReqInput(input_ids=list(prompt), **given)
+            return GenerateReqInput(input_ids=list(prompt), **fields)
         case None:
-            return GenerateReqInput(**given)
+            return GenerateReqInput(**fields)
         case _:
             raise BadRequest(
                 f"a prompt is a text, a list of token ids or a GenerateReqInput, got {type(prompt).__name__}",
@@ -504,9 +489,9 @@ def _request(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReq
 
 
 def make_params(params: SamplingParams | Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from a dict of its fields, as SamplingParams.from_user takes it. Raises BadRequest; a
-    constraint among them is one, as it is no parameter."""
-    made, constraint = SamplingParams.from_user(params)
+    """SamplingParams from a dict, as SamplingParams.from_user takes it. Raises BadRequest, also for a
+    constraint."""
+    read, constraint = SamplingParams.from_user(params)
     if constraint is None:
-        return made
+        return read
     raise BadRequest(f"{constraint.kind} belongs to a request", where=f"sampling_params.{constraint.kind}")

@@ -75,12 +75,12 @@ def _torch_is_loaded_once() -> Iterator[None]:
     them would load torch anew. Servers that tests start have one."""
     from runtime.processes.pipeline import loading
 
-    whole = loading.own_process
+    whole = loading.needs_process
 
     @functools.wraps(whole)
     def here(config, spec):  # type: ignore[no-untyped-def]
         return bool(config.runner_process or config.tp_size > 1) and whole(config, spec)
 
-    loading.own_process = here
+    loading.needs_process = here
     yield
-    loading.own_process = whole
+    loading.needs_process = whole

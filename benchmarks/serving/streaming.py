@@ -34,7 +34,6 @@ from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
     FinishReason,
-    StrOutput,
     TokenizedGenerateReqInput,
     TokenOutput,
 )
@@ -45,9 +44,8 @@ except ModuleNotFoundError:  # `--against` a checkout from before there were roo
     from runtime.config.server import ServerConfig
 try:
     from runtime.processes.checkpoint.model import Model, load_model
-    from runtime.processes.supervise.channel import ChildSpec, Stop
+    from runtime.processes.supervise.channel import SCHEDULER, ChildSpec, Stop, frontend_name, mailbox_of
     from runtime.processes.supervise.engine_client import EngineClient
-    from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of
 except ModuleNotFoundError:
     from runtime.processes.channel import ChildSpec, Stop
     from runtime.processes.front import Front as EngineClient
@@ -199,17 +197,17 @@ class Words:
         self.pairs = [(token, text) for token, text in pairs if text.strip() and text == text.rstrip()]
         self.close = tokenizer.encode("</think>")
 
-    def output(self, rid: str, at: int, tokens: int, reasons: bool) -> StrOutput:
+    def output(self, rid: str, at: int, tokens: int, reasons: bool) -> TokenOutput:
         """The news of the `at`-th token."""
         token, text = self.pairs[at % len(self.pairs)]
         ids = [token]
         if reasons and at == tokens // 2:
             ids, text = [*self.close, token], "</think>" + text
         finish = FinishReason("length") if at == tokens - 1 else None
-        news = TokenOutput(
-            rid, ids, 0, finish, 20, at + 1, 0, 0, at + 1, first_token_s=0.1, http_worker_ipc=frontend_name(0)
-        )
-        return StrOutput(rid, text, news)
+        return TokenOutput(
+            rid, ids, 0, finish, 20, at + 1, 0, 0, at + 1, first_token_s=0.1,
+            http_worker_ipc=frontend_name(0), text=text,
+        )  # fmt: skip
 
 
 def streamed(worker: Worker, api: Api, words: Words, streams: int, tokens: int) -> float:

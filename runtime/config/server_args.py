@@ -10,7 +10,7 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import GROUPS, add_options
 from runtime.config.options import options_of, read
-from runtime.protocol.server_names import own_options
+from runtime.protocol.server_names import runtime_options
 
 
 class ServerArgs(Mapping[str, Any]):
@@ -19,7 +19,10 @@ class ServerArgs(Mapping[str, Any]):
     `Engine(**args.of_engine())` those of an engine. Raises BadRequest for an unknown or invalid option."""
 
     def __init__(self, model_path: str = "pocket", **options: Any) -> None:
-        self._options: dict[str, Any] = {"model": str(model_path), **own_options(options, str(model_path))}
+        self._options: dict[str, Any] = {
+            "model": str(model_path),
+            **runtime_options(options, str(model_path)),
+        }
         self._read: dict[str, Any] = {}
         left = dict(self._options)
         for _, config in GROUPS:

@@ -40,8 +40,7 @@ from runtime.models.decoder import Decoder
 from runtime.models.vision.store import ImageStore
 from runtime.parallel import ALONE, Group
 from runtime.plan import Adapter, Image, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
-from runtime.protocol.adapters import no_adapters
-from runtime.protocol.control import MemoryPart
+from runtime.protocol.control import MemoryPart, no_adapters
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 

@@ -1,4 +1,4 @@
-"""Address: where a mailbox is. Both of its ends are made from it.
+"""Address: the address of a mailbox, from which both ends are created.
 
     memory:                between threads of this process
     fd:7                   one end of a socket pair, which a child process inherits
@@ -30,8 +30,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Address:
-    """`url` in one of the forms above. key: for tcp addresses, KEY_BYTES secret bytes. It is not part of the
-    text; a peer without it is refused before any message is read."""
+    """`url` in one of the forms above. key: of tcp addresses, KEY_BYTES secret bytes, not part of the url."""
 
     url: str
     key: bytes | None = field(default=None, repr=False)

@@ -10,9 +10,14 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
+
+from runtime.protocol.errors import WireError
+
+T = TypeVar("T")
 
 SEND_TIMEOUT_S = 5.0
 LINGER_S = 1.0
@@ -26,18 +31,19 @@ class MailboxFull(MailboxClosed):
     """The other side did not read for the sender's timeout."""
 
 
-class Outbox(Protocol):
+class Outbox:
     """The sending end, for any number of threads."""
 
     def send(self, item: msgspec.Struct) -> None:
         """Never blocks for long. Raises MailboxClosed if the other side is gone, and WireError for an item
         that cannot be encoded."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
 
 
-class Inbox(Protocol):
+class Inbox:
     """The receiving end, for one thread. Any thread may close it, which wakes that one. url: its address; for
     TCP with the actual port."""
 
@@ -46,16 +52,27 @@ class Inbox(Protocol):
     def receive(self, timeout: float | None) -> list[Any]:
         """All waiting items. If there are none, wait up to `timeout` seconds (0: not at all) for the first,
         and return [] if none arrived. Raises MailboxClosed if closed and empty."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
-
-
-class Mailbox(Outbox, Inbox, Protocol):
-    """Both ends in one object."""
+    def close(self) -> None:
+        raise NotImplementedError
 
 
-class MemoryMailbox:
+def send_one_by_one(
+    outbox: Outbox,
+    items: Iterable[T],
+    pack: Callable[[list[T]], msgspec.Struct],
+    failed: Callable[[T, WireError], T],
+) -> None:
+    """Send each item in a message of its own; one that cannot be encoded is replaced by failed(item, why)."""
+    for item in items:
+        try:
+            outbox.send(pack([item]))
+        except WireError as error:
+            outbox.send(pack([failed(item, error)]))
+
+
+class MemoryMailbox(Outbox, Inbox):
     """Between threads of one process. Any number of senders, one receiver."""
 
     # Not a queue.SimpleQueue: if a signal wakes its get() after the timeout, it waits for ever (seen in

@@ -1,9 +1,8 @@
-"""Plans, masks and results as structs for a runner in another process. Knows their contents, and no process:
-it does not send anything.
+"""Plans, masks and results as structs for a runner in another process. Sends nothing itself.
 
-The constant parts of a sequence are sent once: its parameters and its prompt; of its output only new ids.
-Both sides keep them until the sequence is released. Masks are in memory that both processes map; if a mask
-lists its ids, only the list is sent.
+A sequence's parameters and prompt are sent once, and of its output only new ids; both sides keep them until
+the sequence is released. Masks are in memory that both processes map; if a mask lists its ids, only the list
+is sent.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _LEFT_OUT: Final = SamplingParams()  # encoded as one byte
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The changes of a sequence. sampling, prompt: None = unchanged. output: (number of earlier ids that
-    stay, the ids that follow them); None = unchanged."""
+    """The changes of a sequence; None: unchanged. output: (number of earlier ids that stay, the ids after
+    them)."""
 
     seq: int
     sampling: SamplingParams | None
@@ -41,8 +40,8 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Run this plan. Its rows are sent without `sampling`, `prompt` and `output`, which come from `changes`
-    or from earlier ones. `at_once`: no masks will follow; send the result as soon as it is ready."""
+    """Run this plan. `sampling`, `prompt` and `output` of its rows are in `changes`, or in earlier ones.
+    `at_once`: no masks will follow; send the result as soon as it is ready."""
 
     number: int
     plan: StepPlan
@@ -50,14 +49,13 @@ class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     at_once: bool
 
 
-class MaskPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The position of a row's mask in the shared memory: byte offsets and counts of uint32 words and int64
-    ids; -1: that part was not sent. Of several with the same row, the later ones are the masks after its
-    drafts."""
+class MaskPosition(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The position of a row's mask in the shared memory: byte offsets and sizes of `bits` (uint32) and
+    `allowed` (int64 ids); -1: not sent. The later ones of a row are the masks after its drafts."""
 
     row: int
     bits: int
-    words: int
+    bits_size: int
     allowed: int
     ids: int
 
@@ -66,13 +64,13 @@ class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Sample with these masks. size: the number of bytes to map."""
 
     number: int
-    masks: tuple[MaskPlace, ...]
+    masks: tuple[MaskPosition, ...]
     size: int
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """Call the runner's method `name` with these arguments, whose types are in CALLS; see `call`. answered:
-    whether the other side answers with Done or Failure."""
+    """Call the runner's method `name`; the types of its arguments are in CALLS. answered: by Done or
+    Failure."""
 
     name: str
     args: msgspec.Raw
@@ -94,7 +92,7 @@ CALLS: Final[Mapping[str, Any]] = {
     **{verb.name: GenericAlias(tuple, verb.request) for verb in VERBS.values() if verb.by == "runner"},
 }
 """The methods that can be called, with the types of their arguments. verify: the parameters, and the module
-of the logit processor that they name."""
+of their logit processor."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -107,8 +105,7 @@ def call(name: str, *args: Any, answered: bool = True) -> Call:
 
 
 def arguments_of(order: Call) -> Any:
-    """The arguments, converted to their types. Raises WireError if the name is not in CALLS, or they do not
-    fit."""
+    """The arguments, converted to their types. Raises WireError for an unknown name, or another type."""
     if order.name not in CALLS:
         raise WireError(f"unknown call {order.name[:80]!r}", where="name")
     try:
@@ -234,8 +231,7 @@ class PlanReader:
 
 
 class MaskWriter:
-    """Writes masks to anonymous shared memory, which is freed with the last process that maps it. It begins
-    with a number that the other side writes."""
+    """Writes masks to anonymous shared memory, which begins with a number that the other side writes."""
 
     def __init__(self) -> None:
         self.file = os.memfd_create("masks")
@@ -250,13 +246,13 @@ class MaskWriter:
         """The number of the plan whose pass ended last."""
         return int(self._ended[0])
 
-    def write(self, masks: Mapping[int, TokenMask], whole: Collection[int] = ()) -> tuple[MaskPlace, ...]:
-        """The masks' positions. Arrays that several rows share are written once. whole: rows whose bits are
-        sent even if the mask lists its ids. Overwrites the earlier masks."""
+    def write(self, masks: Mapping[int, TokenMask], whole: Collection[int] = ()) -> tuple[MaskPosition, ...]:
+        """The masks' positions. Shared arrays are written once. whole: rows whose bits are sent even if the
+        mask lists its ids. Overwrites the earlier masks."""
         arrays: list[npt.NDArray[Any]] = []
         offsets: dict[int, int] = {}
         end = _ALIGNED
-        locations: list[MaskPlace] = []
+        locations: list[MaskPosition] = []
 
         def put(array: Any, kind: type[np.generic]) -> tuple[int, int]:
             nonlocal end
@@ -273,7 +269,7 @@ class MaskWriter:
                 allowed = put(mask.allowed, np.int64)
             if mask.allowed is None or row in whole:
                 bits = put(mask.bits, np.uint32)
-            locations.append(MaskPlace(row, *bits, *allowed))
+            locations.append(MaskPosition(row, *bits, *allowed))
         if end > self.size:
             self._grow(end)
         at = _ALIGNED
@@ -324,7 +320,7 @@ class MaskReader:
         masks: dict[int, TokenMask] = {}
         behind: dict[int, list[TokenMask]] = {}
         for one in order.masks:
-            mask = TokenMask(get(one.bits, one.words, np.uint32), get(one.allowed, one.ids, np.int64))
+            mask = TokenMask(get(one.bits, one.bits_size, np.uint32), get(one.allowed, one.ids, np.int64))
             if one.row in masks:
                 behind.setdefault(one.row, []).append(mask)
             else:

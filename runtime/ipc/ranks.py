@@ -1,7 +1,5 @@
-"""Ranks: one end of a one-to-many mailbox. Every rank gets each item; answers are gathered from all or some.
-Errors name the rank that is gone or late.
-
-A rank has a mailbox in each direction, of any kind. The meaning of the items does not matter here.
+"""Ranks: one end of a one-to-many mailbox. Every rank gets each item, and answers are gathered; errors name
+the rank that has ended or is late.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 
 class Ranks:
-    """links: to and from each rank, in order. One thread sends and gathers; any may call lost() and
+    """links: the mailboxes to and from each rank. One thread sends and gathers; any may call lost() and
     close()."""
 
     def __init__(self, links: Sequence[tuple[Outbox, Inbox]]) -> None:
@@ -30,7 +28,8 @@ class Ranks:
 
     def send(self, item: msgspec.Struct) -> None:
         """Send to every rank. Raises WireError for an item that cannot be encoded (no rank got it),
-        EngineDead and DeadlineExceeded for a rank that is gone or does not read (others may have got it)."""
+        EngineDead and DeadlineExceeded for a rank that has ended or does not read (others may have got
+        it)."""
         for rank in range(len(self._outboxes)):
             self.send_to(rank, item)
 
@@ -41,12 +40,12 @@ class Ranks:
         except MailboxFull as error:
             raise DeadlineExceeded(f"rank {rank}: {error}", where=f"rank {rank}") from error
         except MailboxClosed as error:
-            raise self._gone(rank) from error
+            raise self._ended(rank) from error
 
     def gather(self, timeout: float | None, ranks: Iterable[int] | None = None) -> list[Any]:
-        """The next item of each of these ranks (None: of all), in order. Raises DeadlineExceeded naming the
-        first rank without an answer in time, EngineDead naming one that is gone, and WireError for an
-        unreadable message; the answers of other ranks are kept for the next call."""
+        """The next item of these ranks (None: of all), in order. Raises DeadlineExceeded naming the first
+        rank without an answer in time, EngineDead naming one that has ended, and WireError for an unreadable
+        message; the answers of other ranks are kept for the next call."""
         selected = range(len(self._inboxes)) if ranks is None else tuple(ranks)
         deadline = None if timeout is None else time.monotonic() + timeout
         for rank in selected:
@@ -56,14 +55,13 @@ class Ranks:
                 try:
                     answers += self._inboxes[rank].receive(left)
                 except MailboxClosed as error:
-                    raise self._gone(rank) from error
+                    raise self._ended(rank) from error
                 if not answers and left == 0.0:
                     raise DeadlineExceeded(f"rank {rank} gave no answer in time", where=f"rank {rank}")
         return [self._answers[rank].popleft() for rank in selected]
 
     def lost(self, rank: int, how: str) -> None:
-        """Called by the watcher of a rank that is gone: gather() ends with that now. Its last messages can
-        still be read with remains()."""
+        """A rank has ended: gather() raises that from now on. remains() still reads its last messages."""
         if self._lost is None:
             self._lost = rank, how
         for outbox in self._outboxes:
@@ -73,8 +71,7 @@ class Ranks:
                 inbox.close()
 
     def remains(self, rank: int) -> list[Any]:
-        """The messages of this rank that gather() has not returned. Raises nothing: unreadable ones are
-        dropped."""
+        """The messages of this rank that gather() has not returned; unreadable ones are dropped."""
         answers = list(self._answers[rank])
         self._answers[rank].clear()
         with contextlib.suppress(MailboxClosed, WireError):
@@ -83,8 +80,8 @@ class Ranks:
         return answers
 
     @property
-    def gone(self) -> int | None:
-        """The first rank found to be gone."""
+    def first_lost(self) -> int | None:
+        """The first rank that has ended."""
         return None if self._lost is None else self._lost[0]
 
     def close(self) -> None:
@@ -97,7 +94,7 @@ class Ranks:
                 while True:  # an inbox keeps its socket until it is empty
                     inbox.receive(0)
 
-    def _gone(self, rank: int) -> EngineDead:
+    def _ended(self, rank: int) -> EngineDead:
         if self._lost is None:
             self._lost = rank, "closed its mailbox"
         rank, how = self._lost

@@ -1,8 +1,7 @@
 """Mailboxes between two processes over a pair of connected Unix sockets, one in each direction.
 
-There is one process at each side and a few hundred bytes per millisecond. So there is no thread between the
-caller and the socket (a message and its answer take 15 us, with ZMQ 80 us), and the end of one side is the
-end of the other. There are no strangers on such a pair: an unreadable message is an error and not dropped.
+There is no thread between the caller and the socket (a message and its answer take 15 us, with ZMQ 80 us),
+and the end of one side is the end of the other. An unreadable message is an error, it is not dropped.
 """
 
 from __future__ import annotations
@@ -11,23 +10,60 @@ import contextlib
 import math
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from runtime.ipc.frames import Frames, frame
-from runtime.ipc.mailbox import LINGER_S, MailboxClosed, MailboxFull
+from runtime.ipc.mailbox import LINGER_S, Inbox, MailboxClosed, MailboxFull, Outbox
 from runtime.ipc.wire import Wire
 from runtime.protocol.errors import WireError
 
 READ_BYTES = 1 << 16
+HEAD = struct.Struct(">I")
 
 
-class SocketOutbox:
-    """Implements Outbox. It owns the socket, but nothing else that shares the connection."""
+def frame(data: bytes) -> bytes:
+    return HEAD.pack(len(data)) + data
+
+
+class Frames:
+    """Splits a byte stream into messages. Each is preceded by its length, four bytes, big-endian."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are now complete. Raises WireError, after those before it, for one that is longer
+        than max_bytes."""
+        buffer = self._buffer
+        if not buffer and len(data) >= HEAD.size:
+            (size,) = HEAD.unpack_from(data)
+            if HEAD.size + size == len(data) and size <= self._max_bytes:
+                yield data[HEAD.size :]  # the common case: exactly one message
+                return
+        buffer += data
+        while len(buffer) >= HEAD.size:
+            (size,) = HEAD.unpack_from(buffer)
+            if size > self._max_bytes:
+                raise WireError(
+                    f"a message of {size} bytes; at most {self._max_bytes} are taken", where="message"
+                )
+            end = HEAD.size + size
+            if len(buffer) < end:
+                return
+            message = bytes(memoryview(buffer)[HEAD.size : end])
+            del buffer[:end]
+            yield message
+
+
+class SocketOutbox(Outbox):
+    """It owns the socket, but nothing else that shares the connection."""
 
     def __init__(self, end: socket.socket, wire: Wire, timeout_s: float) -> None:
         self._end, self._wire, self._timeout_s = end, wire, timeout_s
@@ -71,8 +107,8 @@ class SocketOutbox:
         return MailboxFull(f"the other side took no message for {self._timeout_s:g} s")
 
 
-class SocketInbox:
-    """Implements Inbox."""
+class SocketInbox(Inbox):
+    """The receiving end of a socket pair."""
 
     def __init__(self, end: socket.socket, wire: Wire) -> None:
         self.url, self._end, self._wire = f"fd:{end.fileno()}", end, wire

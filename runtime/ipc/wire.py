@@ -1,8 +1,6 @@
-"""Structs as bytes: `[version, tag, struct]` in msgpack. A Wire is a closed list of structs that may travel
-over the mailboxes that have it.
+"""Structs as bytes: `[version, tag, struct]` in msgpack. A Wire is the closed list of structs of a mailbox.
 
-Incoming data is only ever decoded to one of these structs, field by field; nothing in it is executed. It
-knows no sockets.
+Incoming data is decoded to one of these structs, field by field; nothing in it is executed. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -87,9 +85,9 @@ class Wire:
         except _BROKEN as error:
             raise WireError(f"not a {tag}: {error}", where=tag) from error
 
-    def _check_size(self, size: int, where: str) -> None:
+    def _check_size(self, size: int, what: str) -> None:
         if size > self.max_bytes:
-            raise WireError(f"a message of {size} bytes; at most {self.max_bytes} are taken", where=where)
+            raise WireError(f"a message of {size} bytes; at most {self.max_bytes} are taken", where=what)
 
 
 PIPELINE: Final = Wire(WIRE_TYPES)

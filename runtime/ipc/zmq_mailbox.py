@@ -1,11 +1,10 @@
 """Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder, or over TCP.
 
-Many senders, one receiver, and nothing waits for ever: a sender has a deadline, a full queue is an error,
-closing lingers for a limited time. It knows bytes and sockets, not the structs' meaning.
+Many senders, one receiver. Nothing waits for ever: a sender has a deadline, closing lingers for a limited
+time.
 
-Over TCP everything is encrypted (CURVE). The receiver's key pair is derived from the run's key. Its public
-half is never sent, and without it a peer cannot complete the handshake: no byte of a stranger's message is
-read.
+Over TCP everything is encrypted (CURVE) with a key pair derived from the run's key. A peer without the key
+cannot complete the handshake: no byte of its messages is read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, MailboxClosed, MailboxFull
+from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, Inbox, MailboxClosed, MailboxFull, Outbox
 from runtime.ipc.wire import PIPELINE, Wire
 from runtime.protocol.errors import InternalFault, WireError
 
@@ -81,7 +80,7 @@ class _End:
             raise InternalFault(f"the socket cannot be opened: {error}", where=self.url) from error
 
 
-class ZmqOutbox(_End):
+class ZmqOutbox(_End, Outbox):
     """The sending end; the receiver may start later. Safe to use from any thread."""
 
     def __init__(
@@ -138,7 +137,7 @@ class ZmqOutbox(_End):
         return MailboxFull(f"{self._name} took no message for {self._timeout_s:g} s")
 
 
-class ZmqInbox(_End):
+class ZmqInbox(_End, Inbox):
     """The receiving end, which creates the socket. One thread receives; any thread may close."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How a command tells what was wrong: one line, and an exit code. Knows no command."""
+"""How commands report errors: one line, and an exit code. Knows no command."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DISTRIBUTION = "sglang-dsl"
 
 
 def complain(error: object, code: int) -> int:
-    """Print what was wrong, and give the exit code."""
+    """Print the error, and return the exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
 def run(command: Callable[[], int]) -> int:
-    """The exit code of `command`. Standard output that is closed before its end (`| head`) and Ctrl-C end it
-    without a traceback; lines for standard error that cannot be written change nothing."""
+    """The exit code of `command`. A closed standard output (`| head`) and Ctrl-C end it without a traceback;
+    errors of standard error are ignored."""
     try:
         return _ran(command)
     finally:
@@ -32,7 +32,7 @@ def run(command: Callable[[], int]) -> int:
 
 
 def set_title(name: str) -> None:
-    """What ps and top call this process, where setproctitle is installed."""
+    """Set the name of this process in ps and top, if setproctitle is installed."""
     try:
         import setproctitle
     except ImportError:
@@ -61,8 +61,7 @@ def _ran(command: Callable[[], int]) -> int:
 
 
 def _discard(stream: TextIO) -> None:
-    """What is left in its buffer goes nowhere; else the interpreter would tell of it at its end, by an exit
-    code of its own."""
+    """Drop its buffer; else the interpreter would report it at its end, with another exit code."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -73,7 +72,7 @@ def _closed() -> int:
 
 
 def version() -> str:
-    """Of this distribution; "unknown" where it is run without being installed."""
+    """Of this distribution; "unknown" if it is not installed."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:

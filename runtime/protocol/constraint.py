@@ -1,4 +1,4 @@
-"""Constraint: what a generation must match, in one value. Does not compile anything."""
+"""Constraint: what an output must match. Does not compile anything."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from runtime.protocol.errors import BadConstraint
 
 ConstraintKind = Literal["regex", "json_schema", "ebnf", "structural_tag", "choices"]
 Whitespace = Literal["compact", "single", "flexible"]
-"""What may stand between the tokens of JSON: nothing, at most one space, or bounded indentation."""
+"""Whitespace between the tokens of JSON: none, at most one space, or bounded indentation."""
 SchemaFormat = Literal["assertion", "annotation"]
-"""What the keyword `format` of a JSON schema does: refuse strings that are not of the format, or tell of it
-only. JSON Schema 2020-12 (validation, section 7.2) has a vocabulary for each; earlier drafts leave it open.
-"""
+"""Whether the keyword `format` of a JSON schema refuses other strings, or is a comment only. JSON Schema
+2020-12 (validation, section 7.2) has a vocabulary for each; earlier drafts leave it open."""
 JSON_KINDS = ("json_schema", "structural_tag")
 """Kinds that may hold JSON, and therefore take `whitespace` and `schema_format`."""
-JSON_WORDS: dict[str, tuple[str, ...]] = {
+JSON_OPTIONS: dict[str, tuple[str, ...]] = {
     "whitespace": get_args(Whitespace), "schema_format": get_args(SchemaFormat),
 }  # fmt: skip
-"""Words that stand beside a constraint of these kinds -> what they may be."""
+"""The options of constraints of these kinds, with their values."""
 MAX_SPEC_BYTES = 1 << 20
 
 
@@ -35,14 +34,14 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     schema_format: SchemaFormat | None = None
 
     def verify(self) -> Constraint:
-        for word, known in JSON_WORDS.items():
-            value = getattr(self, word)
+        for option, known in JSON_OPTIONS.items():
+            value = getattr(self, option)
             if value is None:
                 continue
             if value not in known:
-                raise BadConstraint(f"must be one of {', '.join(known)}, got {value!r}", where=word)
+                raise BadConstraint(f"must be one of {', '.join(known)}, got {value!r}", where=option)
             if self.kind not in JSON_KINDS:
-                raise BadConstraint(f"needs {' or '.join(JSON_KINDS)}, not {self.kind}", where=word)
+                raise BadConstraint(f"needs {' or '.join(JSON_KINDS)}, not {self.kind}", where=option)
         size = len(self.spec.encode("utf-8", "surrogatepass"))
         if not self.spec:
             raise BadConstraint("is empty", where=self.kind)

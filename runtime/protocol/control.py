@@ -1,8 +1,8 @@
-"""Control verbs: the questions and orders to a running engine, and VERBS, the table of all of them. Each is
-answered with one ControlOutput that carries its rid. AbortReq and GroupFailed are not answered.
+"""Control verbs: requests to a running engine, and VERBS, the table of all of them. Each is answered with one
+ControlOutput with its rid; AbortReq and GroupFailed are not answered.
 
 The API, the wire, the scheduler's process and the HTTP routes read the table. To add a verb, write its struct
-and row here, and the method that carries it out. Knows no scheduler.
+and row here, and the method that carries it out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from runtime.protocol.request_base import BaseReq, SingleReq
 
 PauseMode = Literal["abort", "in_place", "retract"]
 MemoryPart = Literal["kv_cache", "weights"]
-"""What of a model's memory can be given back and taken again."""
+"""Parts of a model's memory that can be freed and allocated again."""
 
 
 class AbortReq(SingleReq):
-    """Cancel the request `rid`; all whose id begins with `rid` (`prefix`); all of one `frontend`, which is
-    gone; or all there are (`abort_all`).
-
-    message: what those who wait are told."""
+    """Cancel the request `rid`; all whose id begins with `rid` (`prefix`); all of a `frontend` that has
+    ended; or all (`abort_all`). message: of their error."""
 
     abort_all: bool = False
     prefix: bool = False
@@ -34,29 +32,26 @@ class AbortReq(SingleReq):
 
 
 class FlushCacheReq(SingleReq):
-    """Drop all unlocked prefixes. timeout_s: wait so long for running requests to end first."""
+    """Drop all unlocked prefixes, once running requests have ended, or after timeout_s."""
 
     timeout_s: float = 0.0
 
 
 class PauseReq(SingleReq):
-    """Stop generating. Requests that arrive meanwhile wait.
-
-    mode: what happens to running requests. abort: all end; in_place: they keep their slots and their KV;
-    retract: they return to the queue and the cache is flushed."""
+    """Stop generating; new requests wait. mode: running requests are aborted (abort), keep their slots and KV
+    (in_place), or return to the queue, and the cache is flushed (retract)."""
 
     mode: PauseMode = "abort"
 
 
 class ContinueReq(SingleReq):
-    """Go on after PauseReq."""
+    """Resume after PauseReq."""
 
 
 class OpenSessionReq(SingleReq):
-    """Open a session of at most `capacity` tokens. session_id: None asks for a fresh one; answered in
-    data["session_id"]. timeout_s: seconds without use after which it is closed; None never. streaming: turns
-    only append to the last one, whose KV is kept between turns. owner: the client that has it, no other
-    may use it."""
+    """Open a session of at most `capacity` tokens. session_id: None for a fresh one; answered in
+    data["session_id"]. timeout_s: it is closed after so many seconds without use; None: never. streaming:
+    turns only append to the last one, whose KV is kept. owner: the only client that may use it."""
 
     session_id: str | None = None
     owner: str = ""
@@ -66,39 +61,39 @@ class OpenSessionReq(SingleReq):
 
 
 class CloseSessionReq(SingleReq):
-    """Close a session and free what it keeps. owner: the client that opened it."""
+    """Close a session and free its KV. owner: the client that opened it."""
 
     session_id: str
     owner: str = ""
 
 
 class GetStateReq(SingleReq):
-    """Ask for the scheduler's counters; they come in `data`."""
+    """Ask for the scheduler's counters."""
 
 
 MAX_PREFIXES = 5000
-"""Nodes of the prefix cache in one answer, at most."""
+"""The most nodes of the prefix cache in one answer."""
 MAX_PREFIX_IDS = 64
-"""Token ids of each, at most."""
+"""The most token ids of each."""
 
 
 class GetPrefixesReq(SingleReq):
-    """Ask what the prefix cache holds: the answer's data is a PrefixTree (cache/node.py) as a dict, of
-    `most` nodes at most, each with its first `ids` token ids."""
+    """Ask for the content of the prefix cache: a PrefixTree (cache/node.py) as a dict, of at most `most`
+    nodes, each with its first `ids` token ids."""
 
     most: int = 500
     ids: int = 0
 
 
 class SetStateReq(SingleReq):
-    """Change settings of a running scheduler; answered with their values after the change in `data`."""
+    """Change settings of a running scheduler; answered with all settings."""
 
     values: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class LoadLoRAAdapterReq(SingleReq):
-    """Load the LoRA adapter in the directory `lora_path` under a name by which requests ask for it. pinned:
-    once used, it stays on the device. The adapters loaded then come in data["loaded_adapters"]."""
+    """Load the LoRA adapter in the directory `lora_path` under a name for requests. pinned: once used, it
+    stays on the device. Answered with all adapters in data["loaded_adapters"]."""
 
     lora_name: str
     lora_path: str
@@ -106,24 +101,23 @@ class LoadLoRAAdapterReq(SingleReq):
 
 
 class UnloadLoRAAdapterReq(SingleReq):
-    """Unload an adapter: no request finds it any more; those that have it keep it. Answered likewise."""
+    """Unload an adapter; running requests keep it. Answered like LoadLoRAAdapterReq."""
 
     lora_name: str
 
 
 class UpdateWeightsReq(SingleReq):
-    """Compute with the weights of the checkpoint in the directory `model_path` from now on. Requests in hand
-    are computed again from their beginning, with what they have said by now; abort_all: they are cancelled.
-    No step is made meanwhile."""
+    """Compute with the weights of the checkpoint in the directory `model_path` from now on. Live requests
+    keep their output and are computed again; abort_all: they are cancelled."""
 
     model_path: str
     abort_all: bool = False
 
 
 class ReleaseMemoryReq(SingleReq):
-    """Give back the memory of these parts, until ResumeMemoryReq has asked for all of them: requests are
-    refused from now on, with NotReady, and the prefixes' KV is lost. abort: those in hand are cancelled;
-    else they are waited for, for timeout_s at most, and then nothing has changed."""
+    """Free the memory of these parts until ResumeMemoryReq: new requests are refused with NotReady, and
+    cached KV is lost. abort: live requests are cancelled; else they may end within timeout_s, or the verb
+    fails."""
 
     parts: tuple[MemoryPart, ...]
     abort: bool = False
@@ -131,14 +125,13 @@ class ReleaseMemoryReq(SingleReq):
 
 
 class ResumeMemoryReq(SingleReq):
-    """Make the KV pool again, read the weights of the checkpoint that was used last. Requests are taken once
-    both are there."""
+    """Allocate the KV pool and load the weights of the last checkpoint again."""
 
     parts: tuple[MemoryPart, ...]
 
 
 class ProfileReq(SingleReq):
-    """Start or stop writing a profile into `folder`; steps: stop by itself after so many steps."""
+    """Start or stop a profile, written into `folder`; steps: it stops after so many."""
 
     action: Literal["start", "stop"] = "start"
     steps: int | None = None
@@ -146,32 +139,31 @@ class ProfileReq(SingleReq):
 
 
 MAX_PRECOMPILED = 1024
-"""Constraints in one PrecompileReq, at most."""
+"""The most constraints in one PrecompileReq."""
 
 
 class PrecompileReq(SingleReq):
-    """Compile these constraints, so that they are ready when a request comes with one. Answered when all are
-    done, or after `timeout_s` with those that are: data["constraints"] holds for each, in order, ok, and
-    either backend, exact, checked, ignored, why, compile_s and cached, or an error."""
+    """Compile constraints ahead of their use. Answered when all are compiled, or after `timeout_s`:
+    data["constraints"] holds for each ok, and the fields of GrammarInfo or an error."""
 
     constraints: list[Constraint] = msgspec.field(default_factory=list)
     timeout_s: float = 30.0
 
 
 class HealthReq(SingleReq):
-    """Is the scheduler's loop turning? Answered at once, whatever else runs."""
+    """Ask whether the scheduler works. Answered at once."""
 
 
 class GroupFailed(SingleReq):
-    """Supervisor -> frontends: a process of the group died, nothing more will be answered. where: which."""
+    """Supervisor -> frontends: a process of the group died (where: which), nothing more will be answered."""
 
     message: str
     where: str | None = None
 
 
 class ControlOutput(SingleReq):
-    """The answer to the question with the same rid. Not ok: `message` says why, and `data` may hold a
-    RuntimeFault as a dict."""
+    """The answer to the verb with the same rid. Not ok: `message` is the reason, `data` may be a RuntimeFault
+    as a dict."""
 
     ok: bool
     message: str = ""
@@ -179,16 +171,16 @@ class ControlOutput(SingleReq):
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """One question or order.
+    """One control verb.
 
-    name     the method that carries it out; Engine.control() takes it, too
+    name     of the method that carries it out, and for Engine.control()
     request  its struct, whose fields are its parameters
-    by       whose method: "scheduler" (runtime.processes.pipeline.verbs.Verbs) or "runner" (TorchRunner, in
-             whatever process it runs, and with tensor parallelism every rank)
-    paths    of its HTTP routes, all POST. runtime.server.native.verbs serves a path for which no other module
-             has a route: the body holds the fields, and the answer is success, message and data
-    admin    whether it changes the engine for every client: only the admin key may then use the routes
-    summary  of a route that is served as it is
+    by       "scheduler": a method of runtime.processes.pipeline.verbs.Verbs; "runner": of TorchRunner, on all
+             ranks
+    paths    of its HTTP routes, all POST. runtime.server.native.verbs serves those that no other module has:
+             the body holds the fields, the answer is success, message and data
+    admin    whether the routes need the admin key, as the verb changes the engine for every client
+    summary  of a route of runtime.server.native.verbs
     """
 
     name: str
@@ -219,11 +211,19 @@ _ROWS: Final = (
 )
 VERBS: Final[Mapping[str, Verb]] = {verb.name: verb for verb in _ROWS}
 VERB_OF: Final[Mapping[type[SingleReq], Verb]] = {verb.request: verb for verb in _ROWS}
-"""The same by the request's type."""
+
+
+def no_adapters(field: str) -> BadRequest:
+    """The error for an adapter's name where adapters are off."""
+    return BadRequest(
+        "the engine was started without adapters",
+        where=field,
+        hint="start it with --lora-paths or --enable-lora",
+    )
 
 
 def parameters(verb: Verb) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """The fields of its request that are its own, without those that every message has."""
+    """The fields of its request, without those of every message."""
     common = {field.name for field in msgspec.structs.fields(BaseReq)}
     return tuple(field for field in msgspec.structs.fields(verb.request) if field.name not in common)
 

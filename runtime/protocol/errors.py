@@ -1,67 +1,29 @@
-"""The runtime's tree of errors, spoken on both sides of every boundary.
+"""The runtime's errors, on both sides of every boundary. All are kinds of RuntimeFault; BadRequest and its
+kinds are errors of the request itself.
 
-    RuntimeFault                      everything below; carries status, code, hint
-    +-- BadRequest                    400  the request itself is wrong
-    |   +-- PromptTooLong             400
-    |   |   +-- ContextExceeded       400  the same, for OpenAI's clients
-    |   +-- BadConstraint             400  a regex, schema or grammar that cannot be compiled
-    |   |   +-- UnsupportedConstraint 400  understood, but no backend keeps it exactly
-    |   +-- AdapterError              400  a LoRA adapter cannot be loaded, or does not fit the model
-    |   +-- TemplateError             400  the chat template refused the messages
-    |   +-- InvalidJson               400  the body of an HTTP request is not JSON
-    |   +-- NotSupported              400  a field or value that others take, and this server does not
-    +-- Unauthorized                  401
-    +-- ForeignOrigin                 403
-    +-- Forbidden                     403  this key may not do that
-    +-- NotFound                      404
-    |   +-- ModelNotFound             404
-    +-- MethodNotAllowed              405
-    +-- BodyTimeout                   408
-    +-- BodyTooLarge                  413
-    +-- WrongMediaType                415
-    +-- RateLimited                   429  the client has used up what it may for now
-    +-- ModelLoadError                500  a checkpoint cannot be loaded (path, config, weights, tokenizer)
-    |   +-- NoSuchModel               500  there is no checkpoint of this name
-    +-- NoSuchService                 501  a path that others answer, and this server does not
-    +-- ToolServerError               502  a tool server cannot be reached
-    +-- TransferError                 502  a prompt's KV did not get from the prefill to the decode engine
-    |   +-- TransferPeerLost          502  the other engine is gone
-    |   +-- TransferCorrupt           502  what arrived is not what was sent
-    |   +-- TransferLate              504  it took longer than it may
-    +-- QueueFull                     503
-    |   +-- Overloaded                503  too many HTTP requests at once
-    +-- WorkerFailed                  502  a router's worker broke off, or cannot be reached; it is named
-    +-- NotReady                      503  the server lives, but loads, is paused or about to end
-    +-- NoWorker                      503  a router has no worker that can take the request now
-    +-- DeadlineExceeded              504
-    +-- Aborted                       499  the client, or an operator, cancelled it
-    +-- EngineDead                    503  the engine stopped; the cause is named
-    +-- InternalFault                 500  a defect; the request failed, the engine goes on
-    +-- WireError                     500  a message between processes that cannot be written or read
-
-It does not know HTTP beyond the status numbers, and holds no traceback: an error must survive a wire.
+Knows no HTTP beyond the status numbers, and holds no traceback: an error must survive a wire.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
-MAX_MESSAGE, MAX_WHERE = 4000, 400
+MAX_MESSAGE, MAX_FIELD = 4000, 400
 """Characters."""
 
 
 class RuntimeFault(Exception):
-    """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint`
-    what to do."""
+    """Base of all errors for users of the runtime. `where`: the field, file or offset; `hint`: what to do."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "runtime_fault"
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
-        """What quotes a value may be as long as the value: `message` and `where` are cut."""
+        """`message` and `where` are cut: they may quote a long value."""
         self.message, self.hint = _cut(message, MAX_MESSAGE), hint
-        self.where = None if where is None else _cut(where, MAX_WHERE)
+        self.where = None if where is None else _cut(where, MAX_FIELD)
         super().__init__(self.message)
 
     def __str__(self) -> str:
@@ -78,7 +40,7 @@ def _cut(text: str, most: int) -> str:
 
 
 class BadRequest(RuntimeFault, ValueError):
-    """Also a ValueError: what was given has a wrong value, whoever gave it."""
+    """The request itself is wrong. Also a ValueError."""
 
     status, code = 400, "bad_request"
 
@@ -88,31 +50,38 @@ class PromptTooLong(BadRequest):
 
 
 class ContextExceeded(PromptTooLong):
-    """The same for OpenAI's clients, which know it by this code, or by the beginning of its message, and
-    shorten the conversation."""
+    """The same with the code by which OpenAI's clients know it, and shorten the conversation."""
 
     code = "context_length_exceeded"
 
 
 class BadConstraint(BadRequest):
+    """A regex, schema or grammar that cannot be compiled."""
+
     code = "bad_constraint"
 
 
 class UnsupportedConstraint(BadConstraint):
+    """A valid constraint that no backend enforces exactly."""
+
     code = "unsupported_constraint"
 
 
 class TemplateError(BadRequest):
+    """The chat template refused the messages."""
+
     code = "template_error"
 
 
 class AdapterError(BadRequest):
-    """Adapters are loaded at any user's wish: what is wrong with their files is a matter of the request."""
+    """A LoRA adapter that cannot be loaded, or does not fit the model."""
 
     code = "adapter_error"
 
 
 class ModelLoadError(RuntimeFault):
+    """A checkpoint that cannot be loaded (path, config, weights, tokenizer)."""
+
     code = "model_load_error"
 
 
@@ -129,8 +98,8 @@ class DeadlineExceeded(RuntimeFault):
 
 
 class Aborted(RuntimeFault):
-    """`partial`: the GenerateOutput of what there was until then, where something was generated; it does not
-    travel with the fault."""
+    """The client, or an operator, cancelled it. `partial`: the GenerateOutput until then; it does not
+    travel."""
 
     status, code = 499, "aborted"
     partial: Any = None
@@ -141,14 +110,18 @@ class EngineDead(RuntimeFault):
 
 
 class InternalFault(RuntimeFault):
+    """A defect; the request failed, the engine goes on."""
+
     code = "internal_fault"
 
 
 class WireError(RuntimeFault):
+    """A message between processes that cannot be written or read."""
+
     code = "wire_error"
 
 
-# -- what only an HTTP server says; here, so that clients can tell them apart --------------------------------
+# -- of HTTP servers -----------------------------------------------------------------------------------------
 
 
 class InvalidJson(BadRequest):
@@ -156,8 +129,7 @@ class InvalidJson(BadRequest):
 
 
 class NotSupported(BadRequest):
-    """A field or value that other servers of this kind take, and this one does not. Not a 5xx: clients would
-    try it again."""
+    """A field or value of other servers that this one lacks. Not a 5xx: clients would try again."""
 
     code = "not_supported"
 
@@ -167,19 +139,19 @@ class Unauthorized(RuntimeFault):
 
 
 class ForeignOrigin(RuntimeFault):
-    """A browser sent it for a page of another origin, which may not give orders here."""
+    """A browser sent it for a page of another origin."""
 
     status, code = 403, "foreign_origin"
 
 
 class Forbidden(RuntimeFault):
-    """The key is a known one, and may not do that."""
+    """The key has no permission for it."""
 
     status, code = 403, "forbidden"
 
 
 class RateLimited(RuntimeFault):
-    """retry_after_s: when it may try again; it does not travel with the fault."""
+    """The client has used up its limit. retry_after_s: when it may try again; it does not travel."""
 
     status, code, retryable = 429, "rate_limit_exceeded", True
     retry_after_s: float = 1.0
@@ -210,20 +182,20 @@ class WrongMediaType(RuntimeFault):
 
 
 class NoSuchService(RuntimeFault):
-    """A path that other servers of this kind answer, and this one does not."""
+    """A path of other servers that this one lacks."""
 
     status, code = 501, "no_such_service"
 
 
 class ToolServerError(RuntimeFault):
-    """A tool server cannot be reached, or does not answer as it should. A tool that fails is no error: the
-    model is told."""
+    """A tool server cannot be reached, or breaks its protocol. The error of a tool goes to the model
+    instead."""
 
     status, code = 502, "tool_server_error"
 
 
 class TransferError(RuntimeFault):
-    """KV of a prompt did not get from the engine that computed it to the one that decodes."""
+    """A prompt's KV did not arrive at the decode engine."""
 
     status, code, retryable = 502, "transfer_failed", True
 
@@ -233,6 +205,8 @@ class TransferPeerLost(TransferError):
 
 
 class TransferCorrupt(TransferError):
+    """The KV that arrived is not the KV that was sent."""
+
     code = "transfer_corrupt"
 
 
@@ -241,40 +215,40 @@ class TransferLate(TransferError):
 
 
 class Overloaded(QueueFull):
+    """Too many HTTP requests at once."""
+
     code = "overloaded"
 
 
-# -- what only a router says ---------------------------------------------------------------------------------
-
-
 class WorkerFailed(RuntimeFault):
-    """`where` is the worker's address."""
+    """A router's worker cannot be reached, or broke off. `where`: its address."""
 
     status, code, retryable = 502, "worker_failed", True
 
 
 class NoWorker(RuntimeFault):
+    """A router has no worker for the request now."""
+
     status, code, retryable = 503, "no_worker", True
 
 
 class NotReady(RuntimeFault):
+    """The server loads, is asleep, or is about to end."""
+
     status, code, retryable = 503, "not_ready", True
 
 
-BY_CODE: dict[str, type[RuntimeFault]] = {
-    kind.code: kind
-    for kind in (
-        RuntimeFault, BadRequest, PromptTooLong, ContextExceeded, BadConstraint, UnsupportedConstraint,
-        TemplateError, ModelLoadError, NoSuchModel, QueueFull, DeadlineExceeded, Aborted, EngineDead,
-        InternalFault, WireError, InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound,
-        ModelNotFound, MethodNotAllowed, BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
-        ToolServerError, AdapterError, TransferError, TransferPeerLost, TransferCorrupt, TransferLate,
-        WorkerFailed, NoWorker, NotReady, Forbidden, RateLimited,
-    )
-}  # fmt: skip
+def _kinds(kind: type[RuntimeFault]) -> Iterator[type[RuntimeFault]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _kinds(child)
+
+
+BY_CODE: dict[str, type[RuntimeFault]] = {kind.code: kind for kind in _kinds(RuntimeFault)}
+"""The errors of this module, which can travel. Subclasses elsewhere travel as the error that they refine."""
 
 
 def from_dict(data: dict[str, Any]) -> RuntimeFault:
-    """The error that `to_dict` described; an unknown code becomes the base class."""
+    """The error of a `to_dict`; the base class for an unknown code."""
     kind = BY_CODE.get(str(data.get("code")), RuntimeFault)
     return kind(str(data.get("message", "")), where=data.get("where"), hint=data.get("hint"))

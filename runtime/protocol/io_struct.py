@@ -31,6 +31,7 @@ from runtime.protocol.control import ResumeMemoryReq as ResumeMemoryReq
 from runtime.protocol.control import SetStateReq as SetStateReq
 from runtime.protocol.control import UnloadLoRAAdapterReq as UnloadLoRAAdapterReq
 from runtime.protocol.control import UpdateWeightsReq as UpdateWeightsReq
+from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.messages import ImageInput
 from runtime.protocol.request_base import BaseBatchReq as BaseBatchReq
 from runtime.protocol.request_base import BaseReq as BaseReq
@@ -43,7 +44,7 @@ from runtime.protocol.sampling import SamplingParams
 
 
 class Bootstrap(msgspec.Struct, frozen=True):
-    """Where the prompt of a request is computed (host, its bootstrap port), and its number there."""
+    """The prefill server of a request (host, bootstrap port), and the request's number there."""
 
     host: str
     port: int
@@ -51,15 +52,18 @@ class Bootstrap(msgspec.Struct, frozen=True):
 
 
 class TokenizedGenerateReqInput(SingleReq):
-    """The same as ids. `at_start`: no text stands before the output (the prompt is control ids only), so a
-    decoder's rule about leading spaces applies to it. heal: so many of the last ids may be tokenized anew
-    with what follows them (see runtime.grammar.healing). require_reasoning: the output begins within the
-    model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must. bootstrap:
-    prompt and output are computed by two engines, of which this is one. lora_path: its adapter's name;
-    adapter: the number that the scheduler gives for it, 0 for none. group: common to those that one
-    request of a client asks for at once; None: it is alone. flow: the client whose turn it takes among
-    others, as an opaque label; None: it has none. images: the prompt's, in order; input_ids has
-    one id for each of their tokens."""
+    """One generation as token ids.
+
+    heal               so many of the last ids may be tokenized anew with the output (runtime.grammar.healing)
+    group              common to the items of one request of a client; None: it is alone
+    flow               an opaque label of the client, for fair shares; None: none
+    require_reasoning  the output begins within the model's reasoning, which ends before the constraint
+                       begins, after max_thinking_tokens at the latest
+    at_start           no text stands before the output: the decoder's rule about leading spaces applies
+    bootstrap          prompt and output are computed by two engines, of which this is one
+    lora_path, adapter  the adapter's name, and its number in the scheduler (0: none)
+    images             the prompt's, in order; input_ids has one id for each of their tokens
+    """
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -95,12 +99,11 @@ class BatchTokenizedGenerateReqInput(BaseBatchReq):
 
 
 class TokenizedEmbeddingReqInput(SingleReq):
-    """A text whose vector is wanted, as ids. Answered with EmbeddingOutput, as a whole.
+    """A text to embed, as token ids. Answered with one EmbeddingOutput.
 
     token_type_ids: segment of each id, for encoders that read pairs; None: all 0. dimensions: keep so many
-    leading numbers of the vector and scale it to length 1 again. cross_encoder: the ids are a pair and the
-    answer is its score, a vector of one or more numbers. lora_path: its adapter's name, with a decoder.
-    flow: see TokenizedGenerateReqInput."""
+    leading numbers of the vector, scaled to length 1. cross_encoder: the ids are a pair and the answer is its
+    score, a vector of one or more numbers. lora_path: the adapter's name, with a decoder."""
 
     input_ids: list[int]
     token_type_ids: list[int] | None = None
@@ -114,10 +117,9 @@ class TokenizedEmbeddingReqInput(SingleReq):
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """stop, length, abort (error: a RuntimeFault as a dict). length: also where the engine completed the
-    output because max_new_tokens ran out (see GrammarInfo.closed_by_budget). matched: the string or id at
-    which it ended. unfinished: what the output breaks off in, where it does: "reasoning" that was to end
-    before an answer, or a "constraint" that no whole match was found for."""
+    """Why an output ended. error: of an abort, a RuntimeFault as a dict. matched: the stop string or id.
+    length: also if the engine completed the output at the limit (see GrammarInfo.closed_by_budget).
+    unfinished: the output breaks off within its reasoning, or does not match its constraint."""
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None
@@ -126,12 +128,12 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GrammarInfo(msgspec.Struct, frozen=True):
-    """How a request's constraint was kept: meta_info["grammar"].
+    """How a request's constraint was enforced: meta_info["grammar"].
 
-    backend, exact, checked, ignored, why: see runtime.grammar.base.Origin. compile_s: seconds the compilation
-    took, whoever asked for it; cached: it was ready when asked for. rollbacks: how often output was taken
-    back; closed_by_budget: the engine, not the model, wrote the end of the output, since max_new_tokens (or
-    how often output may be taken back) ran out; its finish reason is length."""
+    backend, exact, checked, ignored, why: see runtime.grammar.base.Origin. compile_s: seconds that its
+    compilation took; cached: it was compiled before. rollbacks: how often output was taken back;
+    closed_by_budget: the engine wrote the end of the output, since max_new_tokens or the rollbacks ran
+    out; the finish reason is length."""
 
     backend: str
     exact: bool
@@ -145,7 +147,7 @@ class GrammarInfo(msgspec.Struct, frozen=True):
 
 
 class SpecFigures(msgspec.Struct, array_like=True, gc=False):
-    """How well the tokens drafted for one request did: see SpeculativeDecodingMetricsMixin."""
+    """The figures of one request's drafted tokens: see SpeculativeDecodingMetricsMixin."""
 
     verify_ct: int = 0
     accepted_tokens: int = 0
@@ -154,26 +156,23 @@ class SpecFigures(msgspec.Struct, array_like=True, gc=False):
 
 
 TokenOrigin: TypeAlias = Literal["sampled", "forced", "speculated"]
-"""How an output token came: a step sampled it; a constraint left no other, and no step did (jump-forward); it
-was guessed ahead, and the step that verified the guess confirmed it."""
+"""The origin of an output token: a step sampled it, jump-forward appended it, or a step confirmed a draft."""
 
 
 class TokenOutput(msgspec.Struct, array_like=True, gc=False):
-    """A delta of one request's output: the ids since the last one (`replaced`: how many earlier ids they take
-    the place of, when jump-forward healed the seam; the bytes they stand for do not change).
+    """A delta of one request's output: the ids since the last one. A request that does not stream gives one
+    delta, at its end.
 
-    The ids include the one that ended the generation: a matched end-of-text or stop id, and the token in
-    which a stop string became complete; what is cut from the text, finish.matched says. A request that does
-    not stream gives one, at its end. completion_tokens counts the ids told so far; at the end it is
-    decode_steps + jumped_tokens. Where log-probabilities were asked for, output_logprobs has one entry per
-    id of new_ids, forced ids included; so have output_origins, and output_top_logprobs and
-    output_token_ids_logprobs, where top or token_ids_logprob were asked for. input_logprobs and the like come
-    once, with the first ids that are told or without any, for the prompt from logprob_start_len on; the first
-    token of a prompt has none
-    (None, []). hidden_states come with the last delta: those of all computed tokens, prompt first, or only
-    the last one's. A request that ends with an error has no hidden states. healed: so many bytes of the
-    first id's text are the end of the prompt and not shown; told with it. spec comes with the end, where
-    tokens were drafted."""
+    new_ids            include the id that ended the generation; finish.matched says what the text lacks
+    replaced           so many earlier ids are replaced by the first new ones, which spell the same bytes
+    completion_tokens  all ids so far; at the end decode_steps + jumped_tokens
+    output_*           one entry per id of new_ids, for requests that ask for log-probabilities
+    input_*            of the prompt from logprob_start_len on, once; None and [] for a prompt's first token
+    hidden_states      with the last delta: of all computed tokens, or only the last one's
+    healed             so many bytes of the first id's text are the end of the prompt, and not shown
+    spec               with the last delta, if tokens were drafted
+    text               what the ids add to the text, as the detokeniser fills it in; it is never taken back
+    """
 
     rid: str
     new_ids: list[int]
@@ -199,12 +198,17 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     healed: int = 0
     spec: SpecFigures | None = None
     output_origins: list[TokenOrigin] = []
+    text: str = ""
+
+    @classmethod
+    def failed(cls, rid: str, fault: RuntimeFault, http_worker_ipc: str | None = None) -> TokenOutput:
+        """The last delta of a request that failed."""
+        reason = FinishReason(type="abort", error=fault.to_dict())
+        return cls(rid, [], finish=reason, http_worker_ipc=http_worker_ipc)
 
 
 class TextRequest(msgspec.Struct, omit_defaults=True):
-    """How the text of one request is to be made; the detokeniser has it before the request's first delta.
-
-    stream: deltas are wanted before the end."""
+    """How to detokenise one request's output; sent before its first delta."""
 
     rid: str
     stop: tuple[str, ...] = ()
@@ -212,21 +216,19 @@ class TextRequest(msgspec.Struct, omit_defaults=True):
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
     at_start: bool = False
-    stream: bool = False
     http_worker_ipc: str | None = None
 
 
 class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
-    """Items of several requests; what they say also reads as parallel lists, in the order of `rids`."""
+    """Deltas of several requests. Others of the field send parallel lists; here the lists are read from
+    `outputs`, so that none can have another length than its neighbours."""
 
-    def deltas(self) -> list[TokenOutput]:
-        raise NotImplementedError
+    outputs: list[TokenOutput]
 
     def with_spec(self) -> Self:
-        """Itself, with the lists of SpeculativeDecodingMetricsMixin where tokens were drafted."""
-        deltas = self.deltas()
-        if any(one.spec is not None for one in deltas):
-            figures = [one.spec or SpecFigures() for one in deltas]
+        """Itself, with the lists of SpeculativeDecodingMetricsMixin filled in if tokens were drafted."""
+        if any(one.spec is not None for one in self.outputs):
+            figures = [one.spec or SpecFigures() for one in self.outputs]
             self.spec_verify_ct = [one.verify_ct for one in figures]
             self.spec_accepted_tokens = [one.accepted_tokens for one in figures]
             self.spec_drafted_tokens = [one.drafted_tokens for one in figures]
@@ -235,65 +237,37 @@ class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
 
     @property
     def output_ids(self) -> list[list[int]]:
-        return [one.new_ids for one in self.deltas()]
+        return [one.new_ids for one in self.outputs]
 
     @property
     def finished_reasons(self) -> list[FinishReason | None]:
-        return [one.finish for one in self.deltas()]
+        return [one.finish for one in self.outputs]
 
     @property
     def prompt_tokens(self) -> list[int]:
-        return [one.prompt_tokens for one in self.deltas()]
+        return [one.prompt_tokens for one in self.outputs]
 
     @property
     def completion_tokens(self) -> list[int]:
-        return [one.completion_tokens for one in self.deltas()]
+        return [one.completion_tokens for one in self.outputs]
 
     @property
     def cached_tokens(self) -> list[int]:
-        return [one.cached_tokens for one in self.deltas()]
+        return [one.cached_tokens for one in self.outputs]
 
     @property
     def retraction_counts(self) -> list[int]:
-        return [one.retractions for one in self.deltas()]
+        return [one.retractions for one in self.outputs]
 
 
 class BatchTokenIDOutput(BatchOfDeltas):
-    """Scheduler -> detokeniser, once per step. `begun`: requests that were received since the last one.
+    """Scheduler -> detokeniser, once per step. `begun`: requests received since the last one."""
 
-    Others of the field send parallel lists; here one struct per request travels, so that none can be of
-    another length than its neighbours, and the lists are read from it."""
-
-    outputs: list[TokenOutput]
     begun: list[TextRequest] = msgspec.field(default_factory=list)
-
-    def deltas(self) -> list[TokenOutput]:
-        return self.outputs
-
-
-class StrOutput(msgspec.Struct, array_like=True):
-    """The same with text: `text` is what the delta adds to it; what was told never changes."""
-
-    rid: str
-    text: str
-    delta: TokenOutput
-
-    @property
-    def finish(self) -> FinishReason | None:
-        return self.delta.finish
-
-    @property
-    def http_worker_ipc(self) -> str | None:
-        return self.delta.http_worker_ipc
 
 
 class BatchStrOutput(BatchOfDeltas):
-    """Detokeniser -> frontend, once per step. See BatchTokenIDOutput."""
-
-    outputs: list[StrOutput]
-
-    def deltas(self) -> list[TokenOutput]:
-        return [one.delta for one in self.outputs]
+    """Detokeniser -> frontend, once per step: the same deltas with their text."""
 
     @property
     def output_strs(self) -> list[str]:
@@ -310,6 +284,11 @@ class EmbeddingOutput(msgspec.Struct, omit_defaults=True):
     finish: FinishReason | None = None
     meta: dict[str, Any] = {}
     http_worker_ipc: str | None = None
+
+    def failed(self, fault: RuntimeFault) -> EmbeddingOutput:
+        """The same request's output with an error instead of the vector."""
+        reason = FinishReason(type="abort", error=fault.to_dict())
+        return msgspec.structs.replace(self, embedding=[], meta={}, finish=reason)
 
 
 class BatchEmbeddingOutput(BaseBatchReq):
@@ -331,9 +310,8 @@ class BatchEmbeddingOutput(BaseBatchReq):
 
 
 class ChoiceScores(msgspec.Struct):
-    """One option's score: log-probabilities (natural log) of its tokens after the boundary that all options
-    share, and, where asked for, the same tokens' without the prompt. `token_texts`: of each token, None where
-    there is no tokenizer at hand."""
+    """One option's score: natural log-probabilities of its tokens after the prompt that all options share,
+    and, if asked for, of the same tokens without the prompt. `token_texts`: None without a tokenizer."""
 
     text: str
     token_ids: list[int]
@@ -343,22 +321,19 @@ class ChoiceScores(msgspec.Struct):
 
 
 class GenerateOutput(msgspec.Struct, omit_defaults=True):
-    """What the frontend answers: all of it, or (Engine.stream) all so far.
+    """The frontend's answer: all of it, or (Engine.stream) all so far.
 
-    meta: id; finish_reason ({"type": "stop", "matched": ...}, {"type": "length", "length": ...}; None while
-    it goes on); prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, jumped_tokens,
-    decode_steps, num_retractions; at the end, where tokens were drafted, spec_verify_ct,
-    spec_accept_token_num, spec_draft_token_num, spec_accept_rate, spec_accept_length and
-    spec_accept_histogram (see SpeculativeDecodingMetricsMixin); queue_time, first_token_latency, e2e_latency
-    (seconds); weight_version; dp_rank (0: there is one engine). unfinished in finish_reason: see
-    FinishReason.
-    With a constraint, grammar (see GrammarInfo); where the output begins with reasoning, answer_start: how
-    many characters of the text are reasoning and its marks, None while it goes on; else, where a
-    conversation's prompt begins (true) or ends (false) the reasoning, reasoning_begun.
-    Where asked for: input_token_logprobs and output_token_logprobs ([log-probability, id, text or None] per
-    token; the first token of a prompt has None), the same with _top_ and _token_ids_ (a list of these per
-    token), output_token_logprobs_length, output_token_origins (a TokenOrigin per token), hidden_states,
-    prompt_token_ids.
+    meta always has id; finish_reason ({"type": "stop", "matched": ...}, {"type": "length", "length": ...},
+    with unfinished as in FinishReason; None before the end); prompt_tokens, completion_tokens, cached_tokens,
+    reasoning_tokens, jumped_tokens, decode_steps, num_retractions; queue_time, first_token_latency,
+    e2e_latency (seconds); weight_version; dp_rank (0). If tokens were drafted, at the end: spec_verify_ct,
+    spec_accept_token_num, spec_draft_token_num, spec_accept_rate, spec_accept_length, spec_accept_histogram.
+    With a constraint: grammar (GrammarInfo). If the output begins with reasoning: answer_start, the
+    characters of the text that are reasoning and its marks, None before its end; else reasoning_begun, if a
+    conversation's prompt begins (true) or ends (false) the reasoning.
+    If asked for: input_token_logprobs and output_token_logprobs ([log-probability, id, text or None] per
+    token; None for the first token of a prompt), the same with _top_ and _token_ids_ (a list of these per
+    token), output_token_logprobs_length, output_token_origins, hidden_states, prompt_token_ids.
     """
 
     text: str
@@ -367,7 +342,7 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
     choices: list[ChoiceScores] | None = None
 
     def __getitem__(self, name: str) -> Any:
-        """output["text"], output["output_ids"], output["meta_info"]: the same under the wire's names."""
+        """output["text"], output["output_ids"], output["meta_info"]: the names of the wire."""
         match name:
             case "text" | "output_ids" | "choices":
                 return getattr(self, name)
@@ -378,9 +353,9 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
 
 
 class OutputDelta(GenerateOutput):
-    """What an output gained since its last delta: text, output_ids and the lists of meta that have an entry
-    per token hold only what is new; all else in meta is as of now. replaced: the first of output_ids take the
-    place of so many earlier ids (their bytes do not change). A whole output is one delta."""
+    """The new part of an output: text, output_ids and meta's lists per token hold what came since the last
+    delta, all else in meta is current. replaced: the first of output_ids replace so many earlier ids, which
+    spell the same bytes. A whole output is one delta."""
 
     replaced: int = 0
 

@@ -1,6 +1,4 @@
-"""Messages of a conversation as they travel, and the images that they refer to. Knows no template and no
-model, and fetches nothing.
-"""
+"""Messages of a conversation, and their images. Knows no template and no model, and fetches nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import msgspec
 from runtime.protocol.errors import BadRequest
 
 RAW_ROLE = "raw"
-"""A message with this role is text outside any turn: it stands in the prompt verbatim, between the turns."""
+"""A message with this role is text outside any turn: it is put into the prompt as it is."""
 DETAILS = ("auto", "low", "high")
 
 
@@ -26,9 +24,9 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn. `content` is text or a list of parts ({"type": "text", "text": ...}, ...).
 
-    `open` marks the last turn as still being written: its text is a prefix and generation continues it.
-    `continued`: somebody else than the model began it, so control tokens in it are only letters.
-    `reasoning_content`: what the model thought before this reply; the chat template says whether it is shown.
+    `open`: the last turn, which generation continues. `continued`: the model did not begin that turn, so
+    control tokens in it are read as letters. `reasoning_content`: the model's reasoning before this reply;
+    the chat template decides whether it is shown.
     """
 
     role: str
@@ -44,9 +42,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
     """One image of a message.
 
-    `url`: http(s), file, or a data URI; a text that is none of these is base64. `detail`: how finely a model
-    should look ("auto", "low", "high"). `max_dynamic_patch`: tiles at most, for models that cut an image into
-    tiles; None leaves it to the model.
+    `url`: http(s), file, or a data URI; anything else is base64. `detail`: the resolution ("auto", "low",
+    "high"). `max_dynamic_patch`: the most tiles, for models that cut images into tiles; None: the model's.
     """
 
     url: str
@@ -54,13 +51,14 @@ class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
     max_dynamic_patch: int | None = None
 
     @classmethod
-    def listed(cls, value: Any, where: str = "image_data") -> list[ImageData]:
-        """Of `value`: a text, an object with a `url`, or a list of them; nothing. Raises BadRequest."""
+    def listed(cls, value: Any, field: str = "image_data") -> list[ImageData]:
+        """The images of `value`: a text, an object with a `url`, a list of them, or None. Raises
+        BadRequest."""
         match value:
             case None | "":
                 return []
             case list() | tuple():
-                return [one for at, part in enumerate(value) for one in cls.listed(part, f"{where}[{at}]")]
+                return [one for at, part in enumerate(value) for one in cls.listed(part, f"{field}[{at}]")]
             case ImageData():
                 return [value]
             case str():
@@ -69,23 +67,23 @@ class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
                 try:
                     return [msgspec.convert(fields, cls)]
                 except msgspec.ValidationError as error:
-                    raise BadRequest(str(error), where=where) from error
+                    raise BadRequest(str(error), where=field) from error
             case _:
                 raise BadRequest(
                     f"an image must be a string or an object with a url, got {type(value).__name__}",
-                    where=where,
+                    where=field,
                 )
 
 
 class ImageInput(msgspec.Struct, frozen=True, weakref=True):
     """A picture of a prompt, ready for the model.
 
-    pixels    uint8 [height, width, 3], red, green, blue; empty where a request before it, of the same
-              message, has the same picture
-    digest    of the size and the pixels; who has the same one is the same picture
-    first     place in the prompt's ids of the first of the `length` tokens that stand for it
-    extent    how many positions they take together for the rotary embedding
-    number    how the scheduler names it; 0: not yet
+    pixels    uint8 [height, width, 3], red, green, blue; empty if an earlier request of the same message has
+              the same picture
+    digest    of the size and the pixels, which identifies the picture
+    first     index in the prompt's ids of the first of its `length` tokens
+    extent    positions that they take together for the rotary embedding
+    number    in the scheduler; 0: none yet
     """
 
     pixels: bytes

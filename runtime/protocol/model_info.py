@@ -1,4 +1,4 @@
-"""ModelInfo: what a frontend tells about the model it serves. Plain facts; loads nothing."""
+"""ModelInfo: facts about the served model. Loads nothing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """path: of the checkpoint; served_name: by which clients ask for it. is_generation: False for encoders,
-    which only give vectors. All lengths in tokens.
+    """path: of the checkpoint; served_name: for clients. is_generation: False for encoders. Lengths in
+    tokens.
 
-    context_length           prompt and output of one request together, at most
-    max_prompt_length        the same for its prompt: less than the context where the KV pool is small
+    context_length           the most for prompt and output of one request together
+    max_prompt_length        the most for its prompt: less than the context if the KV pool is small
     max_total_tokens         size of the KV pool
     takes_adapters           LoRA adapters can be loaded, and named by requests
-    template_source, template_name, template_reason  which chat template is used, and why
+    template_source, template_name, template_reason  the chat template, see TemplateChoice
     force_reasoning          every reply begins inside the model's reasoning
-    tool_parser, reasoning_parser  names of the formats in which the model writes calls and thoughts
+    tool_parser, reasoning_parser  names of the model's formats for tool calls and reasoning
     tool_parser_reason       why this format, or why none
-    default_sampling         sampling words of the checkpoint's generation_config
+    default_sampling         sampling parameters of the checkpoint's generation_config
     """
 
     path: str

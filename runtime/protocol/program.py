@@ -1,11 +1,11 @@
 """The nodes of a program, and their form as plain JSON data. Knows no backend, no template and no running
-state, and not the language in which people write them: sglang_dsl.ir adds its syntax to these classes.
+state; sglang_dsl.ir adds the language's syntax to these classes.
 
     Node
     +-- Text          constant text
     +-- RoleBegin     opens a turn           +-- RoleEnd      closes it
     +-- Gen           a generation, named or not
-    +-- Select        a choice among given texts
+    +-- Select        a choice among texts
     +-- ScopeBegin    starts recording text into a variable  +-- ScopeEnd
     +-- Seq           nodes in order (what `+` makes)
     +-- Tools         tools that the model may call from here on
@@ -13,8 +13,8 @@ state, and not the language in which people write them: sglang_dsl.ir adds its s
     +-- LoopBegin     from here on calls are run      +-- LoopEnd
     +-- Fork          branches over what stands before it    +-- Join     (only in traced programs)
 
-Every node carries where it was written (`src`), which takes no part in equality. Prints as a tree; to_dict
-and from_dict give plain JSON data and back.
+Every node has its position in the user's code (`src`), which is not compared. Prints as a tree; to_dict and
+from_dict convert it to plain JSON data and back.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Source(NamedTuple):
 
 
 def cell_of(file: str) -> str | None:
-    """In IPython, the cell that a file's name stands for, as its tracebacks call it."""
+    """In IPython, the cell of a file's name, as in its tracebacks."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     named = None if shell is None else shell.compile.format_code_name(file)
     return None if named is None else " ".join(named)
 
 
-# Fields that may be pages long; so much of them is shown to people.
+# Fields that may be pages long; _SHOWN characters of them are shown.
 _LONG = frozenset({"json_schema", "ebnf", "structural_tag", "tools"})
 _SHOWN = 80
 _LINE = 320  # of a repr
 
 
 def cut(text: str, most: int = _SHOWN) -> str:
-    """Its first `most` characters; for people."""
+    """The first `most` characters of a text."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -89,7 +89,7 @@ class Node:
             yield from child.walk()
 
     def label(self) -> str:
-        """One line for people: the fields that differ from their defaults."""
+        """One line: the fields that differ from their defaults."""
         return f"{type(self).__name__}({', '.join(_fields_set(self))})"
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Node:
 
 
 def _fields_set(item: Any) -> list[str]:
-    """name=value of the fields that differ from their defaults; those of a Sampling are listed among them."""
+    """name=value of the fields that differ from their defaults, with those of a Sampling."""
     shown: list[str] = []
     for f in dataclasses.fields(item):
         value = getattr(item, f.name)
@@ -150,8 +150,7 @@ def media_of(part: Mapping[str, Any], src: Source | None = None) -> Media:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoleBegin(Node):
-    """Opens a turn of `role`. A system turn may be opened without text: then the template's default stands
-    in."""
+    """Opens a turn of `role`. A system turn without text gets the template's default text."""
 
     KIND: ClassVar[str] = "role_begin"
     role: str = ""
@@ -167,8 +166,7 @@ class RoleEnd(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sampling:
-    """Sampling parameters as written. None means not set, so that defaults, program and call can be merged
-    (see `over`)."""
+    """Sampling parameters; None: not set. Defaults, program and call are merged by `over`."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -202,13 +200,13 @@ class Sampling:
         return f"Sampling({', '.join(_fields_set(self))})"
 
     def over(self, base: Sampling) -> Sampling:
-        """These parameters, and those of `base` for the ones that are not set."""
+        """These parameters, with those of `base` for the ones that are not set."""
         if self is base or _values(self).count(None) == len(_NAMES):
             return base
         if _values(base).count(None) == len(_NAMES):
             return self
-        own = {name: v for name, v in zip(_NAMES, _values(self), strict=True) if v is not None}
-        return dataclasses.replace(base, **own) if own else base
+        fields = {name: v for name, v in zip(_NAMES, _values(self), strict=True) if v is not None}
+        return dataclasses.replace(base, **fields) if fields else base
 
 
 _NAMES = tuple(f.name for f in dataclasses.fields(Sampling))
@@ -218,10 +216,10 @@ _values = operator.attrgetter(*_NAMES)
 @dataclass(frozen=True, slots=True, repr=False)
 class Gen(Node, Generic[V]):
     """A generation; Gen[int] is one whose variable is an int. At most one of dtype, regex, json_schema, ebnf,
-    structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
-    others then follows from it. `retries`: how often it is asked for again where its text is no such value.
-    `reasoning`: how the model marks its thoughts, where they are to be kept
-    apart from the answer (a name of runtime.formats.reasoning.marks, or "auto")."""
+    structural_tag, choices constrains it; with `typed`, the type of its value, one of them follows from the
+    type. `retries`: how often it is repeated if its text is no such value. `reasoning`: the format of the
+    model's reasoning, which is then separated from the answer (a name of runtime.formats.reasoning.marks, or
+    "auto")."""
 
     KIND: ClassVar[str] = "gen"
     name: str | None = None
@@ -245,7 +243,7 @@ class Gen(Node, Generic[V]):
         return self._short(*(cut(one) for one in _fields_set(self._written())))
 
     def _written(self) -> Gen[V]:
-        """What follows from a type is not shown beside it."""
+        """Itself without the constraint that follows from its type."""
         if self.typed is None:
             return self
         return dataclasses.replace(self, dtype=None, json_schema=None, choices=None)
@@ -253,9 +251,9 @@ class Gen(Node, Generic[V]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Select(Node):
-    """A choice among `choices` by log-probability. `method` is the name of a way to choose. A temperature
-    above 0 draws from the normalised probabilities, with `seed` where given. `own`: a method that the program
-    brought and that has no name; it is not written down."""
+    """A choice among `choices` by log-probability. `method`: name of the choice method. A temperature above 0
+    draws from the normalised probabilities, with `seed` if set. `own`: a method without a name, which is not
+    written to JSON."""
 
     KIND: ClassVar[str] = "select"
     name: str | None = None
@@ -284,8 +282,8 @@ class ScopeEnd(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tools(Node):
-    """What the model may call from here on, in place of what was offered before: each tool as chat APIs take
-    it, as JSON. `own`: name -> what runs it; it is not written down."""
+    """The tools that the model may call from here on, instead of earlier ones: each as in chat APIs, as JSON.
+    `own`: name -> the function that runs it; not written to JSON."""
 
     KIND: ClassVar[str] = "tools"
     tools: tuple[str, ...] = ()
@@ -295,7 +293,7 @@ class Tools(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Calls(Node):
-    """Calls of tools as part of the assistant's turn: of each its id, name and arguments (JSON text)."""
+    """Tool calls in the assistant's turn: id, name and arguments (JSON text) of each."""
 
     KIND: ClassVar[str] = "calls"
     calls: tuple[tuple[str | None, str, str], ...] = ()
@@ -304,10 +302,9 @@ class Calls(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoopBegin(Node):
-    """Calls that generations make from here on are run, and the model goes on with the results. `max_steps`:
-    maximum number of replies with calls; `timeout`: seconds of one call; `choice`: of the first reply,
-    "auto", "required" or a tool's name with "=" before it. `own`: the object that observes the steps; it is
-    not written down."""
+    """From here on tool calls are run, and the model continues with the results. `max_steps`: the most
+    replies with calls; `timeout`: seconds of one call; `choice`: of the first reply, "auto", "required" or
+    "=" and a tool's name. `own`: the observer of the steps; not written to JSON."""
 
     KIND: ClassVar[str] = "loop_begin"
     max_steps: int = 8
@@ -342,7 +339,7 @@ class Seq(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fork(Node):
-    """Branches that go on from the same text, each on its own."""
+    """Branches that continue the same text."""
 
     KIND: ClassVar[str] = "fork"
     branches: tuple[Seq, ...] = ()
@@ -360,7 +357,7 @@ class Fork(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Join(Node):
-    """The branches' end; `mode` says what the parent takes from them."""
+    """The branches' end; `mode`: how the parent joins them."""
 
     KIND: ClassVar[str] = "join"
     mode: str = "gather_variable"
@@ -376,10 +373,10 @@ def as_node(value: object) -> Node:
     raise TypeError(f"expected text or a node, got {type(value).__name__}")
 
 
-def concat(*given: Node | str) -> Seq:
+def concat(*parts: Node | str) -> Seq:
     """Nodes in order, flattened."""
     flat: list[Node] = []
-    for part in given:
+    for part in parts:
         flat.extend(leaves(as_node(part)))
     return Seq(tuple(flat))
 
@@ -418,8 +415,8 @@ def to_dict(node: Node) -> dict[str, Any]:
         if f.name in ("nodes", "branches"):
             value = [to_dict(child) for child in node.children()]
         elif isinstance(value, Sampling):
-            own = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
-            value = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
+            fields = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+            value = {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
         elif isinstance(value, Typed):
             value = {"name": value.name, "kind": value.kind}
         elif isinstance(value, tuple):

@@ -1,7 +1,7 @@
-"""Ray, where it is installed: connecting to the cluster that RAY_ADDRESS names, or starting one on this
-machine for this process alone. Both packages use it; it knows neither programs nor servers.
+"""Connects to the Ray cluster of RAY_ADDRESS, or starts one on this machine for this process. Both packages
+use it; it knows neither programs nor servers.
 
-Ray's processes exchange pickles: whoever can speak to a cluster can run code in it. A local one therefore
+Ray's processes exchange pickles: who can connect to a cluster can run code in it. A local one therefore
 listens on loopback only, and asks for Ray's token.
 """
 
@@ -26,7 +26,7 @@ LOCAL = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DATA_LOG_LEVEL": "WARNING",
 }
-"""Ray's environment for a local start. What the user has set himself stays."""
+"""Ray's environment for a local start; the user's own variables stay."""
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 256 << 20
 
@@ -46,8 +46,8 @@ def connect(address: str | None = None, cpus: float | None = None) -> Any:
     """Ray's module, connected: as this process already is, else to `address` (None: RAY_ADDRESS), else to a
     Ray started here, with `cpus` of this machine (None: all), that ends with this process.
 
-    Raises MissingExtra without Ray, BadRequest for a cluster that does not answer, InternalFault where none
-    can be started."""
+    Raises MissingExtra without Ray, BadRequest for a cluster that does not answer, InternalFault if none can
+    be started."""
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is None:
         for name, value in LOCAL.items():  # read while Ray is imported
@@ -78,8 +78,7 @@ def connect(address: str | None = None, cpus: float | None = None) -> Any:
 
 
 def _start(ray: Any, cpus: float | None, quiet: dict[str, Any], attempts: int = 4) -> None:
-    """Ray on this machine. It gives its agents 15 s to start, which cannot be set and is not enough on a busy
-    machine: so further attempts."""
+    """Start Ray on this machine, repeatedly: its agents have 15 s to start, which a busy machine exceeds."""
     for attempt in range(1, attempts + 1):
         try:
             ray.init(
@@ -98,14 +97,14 @@ def _start(ray: Any, cpus: float | None, quiet: dict[str, Any], attempts: int = 
             log.warning("Ray did not start in time; trying again")
 
 
-def refuse_what_never_fits(ray: Any, wanted: dict[str, float], what: str) -> None:
-    """Raises BadRequest where no node of the cluster has the `wanted` resources: Ray would wait for ever."""
+def refuse_what_never_fits(ray: Any, resources: dict[str, float], option: str) -> None:
+    """Raises BadRequest if no node of the cluster has the resources: Ray would wait for ever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
-        most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in wanted}
+    if not any(all(node.get(name, 0) >= amount for name, amount in resources.items()) for node in nodes):
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in resources.items() if amount)
+        most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
         has = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         raise BadRequest(
-            f"{asked} are requested, but no machine of the Ray cluster has that much (most: {has})",
-            where=what,
+            f"{needs} are requested, but no machine of the Ray cluster has that much (most: {has})",
+            where=option,
         )

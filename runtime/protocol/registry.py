@@ -1,38 +1,37 @@
 """Registry: a table of names to "module:object", loaded on first use. Does not know what it holds.
 
-near: the known name that a wrong one may be a slip of, for any table of names.
+near: the known name that is most like a wrong one.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import operator
 from collections.abc import Collection, Iterator
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 MOST_ADDED = 3
-"""Letters that a slip may have more than the longest known name; what is longer is compared with none: the
-comparison takes time by the square of its length."""
+"""A name that is this much longer than all known ones is not compared: that takes quadratic time."""
 
 
 def near(name: str, known: Collection[str], alike: float = 0.6) -> str | None:
     """The one of `known` that looks most like `name`, if difflib's ratio of one is `alike` or more."""
     if len(name) > max(map(len, known), default=0) + MOST_ADDED:
         return None
-    found = difflib.get_close_matches(name, known, n=1, cutoff=alike)
-    return found[0] if found else None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=alike)), None)
 
 
 class UnknownName(KeyError):
-    """A name that no line of the registry has; the message lists the known ones."""
+    """A name that is not registered; the message lists the known ones."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class MissingExtra(ImportError):
-    """A plug-in whose optional package is not installed; the message names the extra to install."""
+    """An optional package is not installed; the message names the extra to install."""
 
 
 class Registry(Generic[T]):
@@ -50,9 +49,7 @@ class Registry(Generic[T]):
 
     def _all(self) -> dict[str, str]:
         if not self._plugged:
-            from importlib.metadata import (
-                entry_points,
-            )  # slow to import; only once a table is listed or missed
+            from importlib.metadata import entry_points  # slow to import
 
             self._plugged = True
             for point in entry_points(group=f"sglang_dsl.{self.kind.replace(' ', '.')}"):
@@ -69,13 +66,13 @@ class Registry(Generic[T]):
         return name in self._lines or name in self._all()
 
     def add(self, name: str, target: str) -> None:
-        """Add a line; an existing name is an error, so that nobody replaces a built-in by accident."""
+        """Add a line. Raises ValueError for an existing name: no built-in is replaced by accident."""
         if name in self._all():
             raise ValueError(f"{self.kind} {name!r} is registered already ({self._lines[name]})")
         self._lines[name] = target
 
     def target(self, name: str) -> str | None:
-        """Where the object behind `name` is defined, "module:object"; it is not loaded."""
+        """The "module:object" of `name`; it is not loaded."""
         return self._lines.get(name) or self._all().get(name)
 
     def load(self, name: str) -> T:
@@ -85,7 +82,7 @@ class Registry(Generic[T]):
             raise UnknownName(f"unknown {self.kind} {name!r}; known: {', '.join(self.names()) or 'none'}")
         module, _, attribute = target.partition(":")
         try:
-            return cast(T, _attribute(importlib.import_module(module), attribute))
+            return cast(T, operator.attrgetter(attribute)(importlib.import_module(module)))
         except ModuleNotFoundError as error:
             extra = self._extras.get(name)
             if extra is None or (error.name or "").partition(".")[0] in ("runtime", "sglang_dsl"):
@@ -93,10 +90,3 @@ class Registry(Generic[T]):
             raise MissingExtra(
                 f"{self.kind} {name!r} needs the package {error.name!r}: pip install 'sglang-dsl[{extra}]'"
             ) from error
-
-
-def _attribute(module: Any, path: str) -> Any:
-    found = module
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found

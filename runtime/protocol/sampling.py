@@ -1,7 +1,5 @@
-"""SamplingParams: how the next token is drawn and when generation ends.
-
-Validates ranges; does not know tokenizers, constraints' meaning or models. Defaults and ranges follow the
-field's usage (temperature below 1e-6 means greedy).
+"""SamplingParams: how the next token is drawn and when generation ends. Validates ranges, which are the
+field's (temperature below 1e-6 means greedy). Knows no tokenizer and no model.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from runtime.protocol.constraint import JSON_WORDS, Constraint, ConstraintKind
+from runtime.protocol.constraint import JSON_OPTIONS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import near
 
@@ -23,17 +21,17 @@ GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
 MAX_STOP_REGEX_BYTES = 256
 MAX_SAMPLES = 4096
-ROOM = 2**31 - 1
-"""max_new_tokens of a request whose output may fill what room there is."""
-CONSTRAINT_WORDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
-"""Keys of a user's sampling_params that say what the output must match; at most one of them. `whitespace`
-and `schema_format` may stand beside the first and the fourth."""
+UNLIMITED = 2**31 - 1
+"""max_new_tokens of an output that may be as long as the limits allow."""
+CONSTRAINT_KEYS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
+"""Keys of a user's sampling_params for a constraint; at most one. The first and the fourth take
+JSON_OPTIONS."""
 ALIASES = {"sampling_seed": "seed"}
 TOP_K_OFF = -1
 
 
 def set_fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields whose values are not their defaults, by name. Most requests set few of their 60 fields."""
+    """The fields whose values are not their defaults. Most requests set few of their 60 fields."""
     defaults, values = _defaults(type(struct))
     pairs = zip(defaults, values(struct), strict=True)
     return {name: value for (name, default), value in pairs if value is not default}
@@ -43,7 +41,7 @@ def set_fields(struct: msgspec.Struct) -> dict[str, Any]:
 def _defaults(
     kind: type[msgspec.Struct],
 ) -> tuple[tuple[tuple[str, Any], ...], Callable[[msgspec.Struct], tuple[Any, ...]]]:
-    """Each field of a struct with its default, and what reads all their values."""
+    """The fields of a struct with their defaults, and a function that reads all values."""
     fields = msgspec.structs.fields(kind)
     read: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*(field.name for field in fields))
     return tuple((field.name, field.default) for field in fields), read
@@ -57,11 +55,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     float32 (up to ties within its last bits); None draws a fresh one.
     stop: strings, up to 32; stop_token_ids: ids; ignore_eos ignores end-of-text and stop_token_ids, not
     `stop`.
-    stop_regex: patterns, up to 32 of at most 256 bytes; logit_bias: id -> what is added to its logit;
+    stop_regex: patterns, up to 32 of at most 256 bytes; logit_bias: id -> number added to its logit;
     stream_interval: tokens between two pieces of a stream; custom_logit_processor: a registered name, which
     gets custom_params. n: samples of one prompt; the frontend sends one request for each.
-    spaces_between_special_tokens: some clients send it; the tokenizers used here put no spaces there,
-    whatever it says.
+    spaces_between_special_tokens: ignored; these tokenizers put no spaces there.
     """
 
     max_new_tokens: int = 128
@@ -122,15 +119,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     def from_user(
         cls, params: SamplingParams | Mapping[str, Any]
     ) -> tuple[SamplingParams, Constraint | None]:
-        """Read sampling_params: the parameters, verified, and the constraint of the keys json_schema, regex,
-        ebnf, structural_tag or choices (a list of texts), with its `whitespace` and `schema_format`
-        (see Constraint).
+        """Read sampling_params: the verified parameters, and the constraint of the keys json_schema, regex,
+        ebnf, structural_tag or choices, with its `whitespace` and `schema_format` (see Constraint).
 
-        A value None is the field's default; an unknown key may be None or False. stop, stop_regex and
-        stop_token_ids: one or a list; logit_bias: keys may be text; top_k 0 is off, as -1; sampling_seed is
-        another name of seed; a constraint may be given as text or, for json_schema and structural_tag, as an
-        object. Raises BadRequest: an unknown key (with the nearest known one), a wrong type, a value out of
-        range, more than one constraint.
+        None is the field's default; an unknown key may be None or False. stop, stop_regex and stop_token_ids:
+        one or a list; logit_bias: keys may be text; top_k 0 is off, as -1; sampling_seed is another name of
+        seed; a constraint is text or, for json_schema and structural_tag, an object. Raises BadRequest: an
+        unknown key (with the nearest known one), a wrong type or range, more than one constraint.
         """
         if isinstance(params, SamplingParams):
             # __init__ does not check types.
@@ -149,7 +144,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 values[key] = value if read is None else read(value)
             elif key in ALIASES:
                 continue
-            elif key in WORDS:
+            elif key in SAMPLING_KEYS:
                 constraints[key] = value
             elif value is not False:
                 raise _unknown(key)
@@ -159,8 +154,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         return _converted(values).verify(), _constraint(constraints) if constraints else None
 
 
-WORDS = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALIASES)
-"""Keys that a user's sampling_params may have."""
+SAMPLING_KEYS = (*SamplingParams.__struct_fields__, *CONSTRAINT_KEYS, *JSON_OPTIONS, *ALIASES)
+"""All keys of a user's sampling_params."""
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -173,39 +168,38 @@ def _converted(values: dict[str, Any]) -> SamplingParams:
 
 
 def _unknown(key: Any) -> BadRequest:
-    nearest = near(str(key), WORDS)
+    nearest = near(str(key), SAMPLING_KEYS)
     return BadRequest(
-        f"unknown field {str(key)[:80]!r}; known: {', '.join(WORDS)}",
+        f"unknown field {str(key)[:80]!r}; known: {', '.join(SAMPLING_KEYS)}",
         where="sampling_params",
         hint=f"did you mean {nearest!r}?" if nearest else None,
     )
 
 
 def _constraint(values: Mapping[str, Any]) -> Constraint:
-    """The constraint that the keys CONSTRAINT_WORDS and JSON_WORDS of sampling_params describe."""
-    kinds = [word for word in CONSTRAINT_WORDS if word in values]
-    options = {word: values[word] for word in JSON_WORDS if word in values}
+    """The constraint of the keys CONSTRAINT_KEYS and JSON_OPTIONS of sampling_params."""
+    kinds = [key for key in CONSTRAINT_KEYS if key in values]
+    options = {key: values[key] for key in JSON_OPTIONS if key in values}
     if not kinds:
-        where = f"sampling_params.{next(iter(options))}"
-        raise BadRequest("needs json_schema or structural_tag", where=where)
+        field = f"sampling_params.{next(iter(options))}"
+        raise BadRequest("needs json_schema or structural_tag", where=field)
     if len(kinds) > 1:
         raise BadRequest(
-            f"only one of {', '.join(CONSTRAINT_WORDS)} can be set, got {' and '.join(kinds)}",
+            f"only one of {', '.join(CONSTRAINT_KEYS)} can be set, got {' and '.join(kinds)}",
             where="sampling_params",
         )
-    [word] = kinds
-    spec = values[word]
-    if word == "choices" and not _are_choices(spec):
-        raise BadRequest("must be a list of texts, none of them empty", where=f"sampling_params.{word}")
-    if word in ("json_schema", "structural_tag", "choices") and isinstance(spec, (dict, bool, list, tuple)):
+    [kind] = kinds
+    spec, field = values[kind], f"sampling_params.{kind}"
+    if kind == "choices" and not _are_choices(spec):
+        raise BadRequest("must be a list of texts, none of them empty", where=field)
+    if kind in ("json_schema", "structural_tag", "choices") and isinstance(spec, (dict, bool, list, tuple)):
         try:
             spec = msgspec.json.encode(spec).decode()
         except (TypeError, ValueError, RecursionError) as error:
-            where = f"sampling_params.{word}"
-            raise BadRequest(f"cannot be written as JSON: {error}", where=where) from error
+            raise BadRequest(f"cannot be written as JSON: {error}", where=field) from error
     if not isinstance(spec, str):
-        raise BadRequest(f"must be a text, got {type(spec).__name__}", where=f"sampling_params.{word}")
-    return Constraint(cast(ConstraintKind, word), spec, **options).verify()
+        raise BadRequest(f"must be a text, got {type(spec).__name__}", where=field)
+    return Constraint(cast(ConstraintKind, kind), spec, **options).verify()
 
 
 def _are_choices(value: Any) -> bool:
@@ -213,9 +207,9 @@ def _are_choices(value: Any) -> bool:
 
 
 def _biases(value: Any) -> dict[int, Any]:
-    where = "sampling_params.logit_bias"
+    field = "sampling_params.logit_bias"
     if not isinstance(value, Mapping):
-        raise BadRequest(f"must be a dict from token ids to numbers, got {type(value).__name__}", where=where)
+        raise BadRequest(f"must be a dict from token ids to numbers, got {type(value).__name__}", where=field)
     biases: dict[int, Any] = {}
     for key, bias in value.items():
         if isinstance(key, str) and key.isascii() and key.isdigit():
@@ -223,9 +217,9 @@ def _biases(value: Any) -> dict[int, Any]:
         elif type(key) is int:
             token = key
         else:
-            raise BadRequest(f"{key!r} is not a token id", where=where)
+            raise BadRequest(f"{key!r} is not a token id", where=field)
         if token in biases:
-            raise BadRequest(f"{token} occurs twice", where=where)
+            raise BadRequest(f"{token} occurs twice", where=field)
         biases[token] = bias
     return biases
 
@@ -237,23 +231,23 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda value: TOP_K_OFF if type(value) is int and value == 0 else value,
     "logit_bias": _biases,
 }
-"""How short forms of a field's value are read."""
+"""Readers of short forms of values."""
 
 
-def _check_pattern(pattern: str, where: str) -> None:
+def _check_pattern(pattern: str, field: str) -> None:
     size = len(pattern.encode("utf-8", "surrogatepass"))
     if not 0 < size <= MAX_STOP_REGEX_BYTES:
-        raise BadRequest(f"must have 1 to {MAX_STOP_REGEX_BYTES} bytes, has {size}", where=where)
+        raise BadRequest(f"must have 1 to {MAX_STOP_REGEX_BYTES} bytes, has {size}", where=field)
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadRequest(f"is not a regular expression: {error}", where=where) from error
+        raise BadRequest(f"is not a regular expression: {error}", where=field) from error
     except FutureWarning:
-        return  # where warnings are errors: a pattern that a later Python may read in another way
+        return  # if warnings are errors: a later Python may read the pattern in another way
 
 
 def _is_text(value: str) -> bool:
-    """Lone surrogates (a broken escape in JSON) are no text: nothing can spell them."""
+    """Lone surrogates (a broken escape in JSON) are no text: no token can spell them."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -289,6 +283,6 @@ _RULES: dict[str, tuple[tuple[Callable[[Any], bool], str], ...]] = {
     ),
     "custom_logit_processor": ((bool, "must be the name of a registered logit processor"),),
 }
-"""Field -> what its value must be, and how an error says so. Default values need no check."""
+"""Field -> checks of its value, with the text of their errors. Default values need no check."""
 _ruled = operator.attrgetter(*_RULES)
 _RULED_DEFAULTS = _ruled(SamplingParams())

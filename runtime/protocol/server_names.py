@@ -1,6 +1,6 @@
-"""Options of a server and an engine under the names that programs for sglang give them. What asks for what is
-so anyway is taken, what only says how another engine computes is taken with a warning, and what there is not
-is refused by name. Knows no option's meaning.
+"""Options of servers and engines under sglang's names. An option that asks for the default is accepted, one
+that only concerns another engine's implementation is accepted with a warning, and an unsupported one is
+refused by name. Knows no option's meaning.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ SAME: Final[Mapping[str, str]] = {
     "tokenizer_worker_num": "http_workers",
     "watchdog_timeout": "step_timeout_s",
 }
-# A switch -> an option and the value it then has.
+# A switch -> an option and its value.
 SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
     "enable_priority_scheduling": ("schedule_policy", "priority"),
     "constrained_json_disable_any_whitespace": ("grammar_whitespace", "compact"),
 }
-# Values that are called otherwise here.
+# Values with other names here.
 VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "dtype": {"float": "float32"},
     "load_format": {"safetensors": "auto"},
     "log_level": {"critical": "error", "fatal": "error", "warn": "warning", "trace": "debug"},
 }
-# Values for which there is no other here; the option stays at its default, with a warning.
+# Values that leave the option at its default, with a warning.
 _LEFT: Final[Mapping[str, tuple[Any, ...]]] = {
     "dtype": ("half", "float16"),
     "chunked_prefill_size": (-1,),
@@ -51,49 +51,34 @@ OPPOSITE: Final[Mapping[str, str]] = {
     "disable_cuda_graph": "cuda_graph",
 }
 ATTENTION_BACKENDS: Final = ("triton",)
-"""Those of its attention backends that are options here, too; others change no answer."""
-# name -> the values that are so anyway. A checkpoint's own code is never run, asked for or not.
+"""sglang's attention backends that exist here; others change no answer."""
+# name -> values that are the default anyway. A checkpoint's own code is never run, whatever the option says.
 ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "dp_size": (1,),
-    "dp": (1,),
-    "data_parallel_size": (1,),
-    "pp_size": (1,),
-    "pp": (1,),
-    "pipeline_parallel_size": (1,),
-    "ep_size": (1,),
-    "ep": (1,),
-    "expert_parallel_size": (1,),
-    "nnodes": (1,),
-    "node_rank": (0,),
-    "base_gpu_id": (0,),
-    "gpu_id_step": (1,),
-    "trust_remote_code": (True, False),
-    "disaggregation_ib_device": (None,),
-    "disable_cuda_graph_padding": (True, False),
-    "disable_piecewise_cuda_graph": (True, False),
-    "disable_custom_all_reduce": (True, False),
-    "disable_outlines_disk_cache": (True, False),
-    "enable_p2p_check": (True, False),
-    "enable_custom_logit_processor": (True, False),
-    "enable_deterministic_inference": (True, False),
-    "is_embedding": (True, False),
-    "skip_server_warmup": (True, False),
-    "warmups": (None,),
-    "enable_torch_compile": (False,),
-    "skip_tokenizer_init": (False,),
-    "tokenizer_mode": ("auto",),
-    "model_impl": ("auto",),
-    "revision": (None,),
-    "stream_interval": (1,),
-    "constrained_json_whitespace_pattern": (None,),
+    **dict.fromkeys(
+        ("dp_size", "dp", "data_parallel_size", "pp_size", "pp", "pipeline_parallel_size", "ep_size", "ep",
+         "expert_parallel_size", "nnodes", "gpu_id_step", "stream_interval"),
+        (1,),
+    ),
+    **dict.fromkeys(("node_rank", "base_gpu_id"), (0,)),
+    **dict.fromkeys(
+        ("trust_remote_code", "disable_cuda_graph_padding", "disable_piecewise_cuda_graph",
+         "disable_custom_all_reduce", "disable_outlines_disk_cache", "enable_p2p_check",
+         "enable_custom_logit_processor", "enable_deterministic_inference", "is_embedding",
+         "skip_server_warmup"),
+        (True, False),
+    ),
+    **dict.fromkeys(("enable_torch_compile", "skip_tokenizer_init"), (False,)),
+    **dict.fromkeys(("tokenizer_mode", "model_impl"), ("auto",)),
+    **dict.fromkeys(
+        ("disaggregation_ib_device", "warmups", "revision", "constrained_json_whitespace_pattern",
+         "modelopt_quant", "quantization_param_path"),
+        (None,),
+    ),
     "default_chat_template_kwargs": (None, {}),
     "json_model_override_args": (None, "", "{}"),
-    "modelopt_quant": (None,),
-    "preferred_sampling_params": (None, ""),
-    "quantization_param_path": (None,),
-    "torchao_config": (None, ""),
-}
-# What says how another engine computes, keeps or logs, and changes no answer.
+    **dict.fromkeys(("preferred_sampling_params", "torchao_config"), (None, "")),
+}  # fmt: skip
+# Options of another engine's implementation, which change no answer.
 IDLE: Final[frozenset[str]] = frozenset({
     "attention_backend", "bucket_e2e_request_latency", "bucket_inter_token_latency",
     "bucket_time_to_first_token", "collect_tokens_histogram",
@@ -132,10 +117,10 @@ _FAMILIES: Final = (
     "cuda_graph_", "deepep_", "ds_", "elastic_", "enable_eplb", "ep_", "eplb_", "hicache_",
     "kt_", "mm_", "moe_", "nsa_", "speculative_", "torch_compile_",
 )  # fmt: skip
-_OWN: Final = frozenset({"cuda_graph_max_bs"})
+_SUPPORTED: Final = frozenset({"cuda_graph_max_bs"})
 SPECULATION: Final = ("NGRAM", "STANDALONE")
-"""Of its ways to guess tokens ahead those that there are; what belongs to others changes no answer."""
-_OTHER_WAYS: Final = ("EAGLE", "EAGLE3", "NEXTN", "DFLASH")
+"""The supported algorithms of speculation; others change no answer."""
+_OTHER_ALGORITHMS: Final = ("EAGLE", "EAGLE3", "NEXTN", "DFLASH")
 _SPECULATIVE: Final[frozenset[str]] = frozenset({
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_draft_tokens",
     "speculative_num_steps", "speculative_ngram_min_match_window_size",
@@ -150,20 +135,20 @@ _ONE: Final = "one model on one device: leave it out"
 _CHANGES: Final = "the answers would be others than with it: leave it out"
 
 
-def own_options(
+def runtime_options(
     options: Mapping[str, Any],
     model: Any = None,
     *,
     lenient: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """`options` with the runtime's names; names that are in no table stay. `model`: the checkpoint that
-    they are for, whose own tokenizer may be named. One warning, by `tell`, names all that is without effect;
-    `lenient`: what there is not, too, but another tokenizer. Else it raises NotSupported."""
+    """`options` with the runtime's names; names that are in no table stay. `model`: the checkpoint, which may
+    be named as its own tokenizer. One warning, by `tell`, names all options without effect. Raises
+    NotSupported for an unsupported one; `lenient`: only for another tokenizer."""
     renamed: dict[str, Any] = {}
     idle: list[str] = []
     algorithm = options.get("speculative_algorithm")
-    guesses = bool(algorithm) and str(algorithm).upper() not in _OTHER_WAYS
+    guesses = bool(algorithm) and str(algorithm).upper() not in _OTHER_ALGORITHMS
     for name, value in options.items():
         if guesses and name in _SPECULATIVE:
             renamed[name] = value
@@ -191,8 +176,8 @@ def own_options(
         elif name in OPPOSITE:
             renamed[OPPOSITE[name]] = not value
         else:
-            own = SAME.get(name, name)
-            renamed[own] = VALUES.get(own, {}).get(value, value) if isinstance(value, str) else value
+            option = SAME.get(name, name)
+            renamed[option] = VALUES.get(option, {}).get(value, value) if isinstance(value, str) else value
     if idle:
         text = f"without effect on the bundled runtime: {', '.join(idle)}"
         if tell is None:
@@ -203,7 +188,7 @@ def own_options(
 
 
 def _adapters(adapters: Any) -> Any:
-    """lora_paths as NAME=DIRECTORY each; they may come by name, or as objects. Raises NotSupported."""
+    """lora_paths as NAME=DIRECTORY each, from a dict or objects. Raises NotSupported."""
     match adapters:
         case None:
             return ()
@@ -214,7 +199,7 @@ def _adapters(adapters: Any) -> Any:
         case list() | tuple():
             return tuple(_adapter(one) if isinstance(one, Mapping) else one for one in adapters)
         case _:
-            return adapters  # refused where types are checked
+            return adapters  # the config refuses it
 
 
 def _adapter(adapter: Mapping[str, Any]) -> str:
@@ -228,19 +213,11 @@ def _adapter(adapter: Mapping[str, Any]) -> str:
 
 
 def known(name: str) -> bool:
-    """Whether a table here has something to say of the option `name`."""
-    return (
-        name in SAME
-        or name in OPPOSITE
-        or name in SWITCHES
-        or name in VALUES
-        or name in _LEFT
-        or name == "tokenizer_path"
-        or name in ANYWAY
-        or is_idle(name)
-    )
+    """Whether the option `name` is in a table here."""
+    tables = (SAME, OPPOSITE, SWITCHES, VALUES, _LEFT, ANYWAY, ("tokenizer_path",))
+    return any(name in table for table in tables) or is_idle(name)
 
 
 def is_idle(name: str) -> bool:
     """Whether the option `name` is without effect whatever its value."""
-    return name in IDLE or (name.startswith(_FAMILIES) and name not in _OWN)
+    return name in IDLE or (name.startswith(_FAMILIES) and name not in _SUPPORTED)

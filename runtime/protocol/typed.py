@@ -1,5 +1,4 @@
-"""Typed: as what type the text of a generation is read. Knows no nodes, and how types are described neither
-(sglang_dsl.ir.typed)."""
+"""Typed: the type of a generation's value, and how it is read from the text. Knows no nodes."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A type, by name and kind ("int", "float", "bool", "text", "choices" or "json"). What only the running
-    Python has (`annotation`, `adapter`, `options`) takes no part in equality and is not written to JSON; a
-    node read back from JSON then gives plain data."""
+    """A type, by name and kind ("int", "float", "bool", "text", "choices" or "json"). `annotation`, `adapter`
+    and `options` exist in the running Python only: they are not compared and not written to JSON, and a node
+    read from JSON gives plain data."""
 
     name: str
     kind: str
@@ -26,7 +25,7 @@ class Typed:
         return self.name
 
     def read(self, text: str) -> Any:
-        """The value of a whole text. Raises ValueError: the text is no value of the type, and why."""
+        """The value of a text. Raises ValueError with the reason why it is no value of the type."""
         match self.kind:
             case "int":
                 return int(text)
@@ -51,9 +50,9 @@ class Typed:
         try:
             return self.adapter.validate_json(text)
         except pydantic.ValidationError as error:
-            found = json_in(text)
-            if found is not None and found != text.strip():
-                return self._validated(found)
+            inner = json_in(text)
+            if inner is not None and inner != text.strip():
+                return self._validated(inner)
             faults = error.errors(include_url=False, include_input=False)
             raise ValueError(
                 "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in faults)
@@ -61,9 +60,8 @@ class Typed:
 
 
 def json_in(text: str) -> str | None:
-    """The only JSON value in a text: all of it, what stands in its only fence (```), or an object or array
-    within prose. None where there is none, or where the prose has braces or brackets of its own, which may be
-    another one or a part of it."""
+    """The only JSON value in a text: the whole text, the content of its only fence (```), or an object or
+    array within prose. None if there is none, or if the prose has other braces or brackets."""
     whole = text.strip()
     if _is_json(whole):
         return whole
@@ -79,7 +77,7 @@ def json_in(text: str) -> str | None:
 
 
 def unfenced(text: str) -> str:
-    """What stands in the only fence of a text, without blanks around it; the text where it has no fence."""
+    """The content of a text's only fence, or the text, without blanks around it."""
     parts = text.split("```")
     return re.sub(r"\A\w*[ \t]*\n", "", parts[1]).strip() if len(parts) == 3 else text.strip()
 

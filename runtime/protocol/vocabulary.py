@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """tokens[id] = the bytes that id stands for in text; b"" for ids that stand for no text.
-
-    special: ids that never belong to text (control tokens, padding ids up to the model's vocabulary size).
-    eos: ids that end a generation. `len(tokens)` equals the width of the model's logits.
-    """
+    """tokens[id]: the bytes of an id; b"" for ids without text. `len(tokens)` is the width of the model's
+    logits. special: ids that never belong to text (control tokens, padding). eos: ids that end a
+    generation."""
 
     tokens: tuple[bytes, ...]
     special: frozenset[int] = field(default_factory=frozenset)

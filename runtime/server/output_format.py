@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS
+from runtime.protocol.constraint import JSON_KINDS, JSON_OPTIONS
 from runtime.protocol.errors import BadRequest
 from runtime.server.http.left_out import remark
 
@@ -119,7 +119,7 @@ def asked(body: OutputFields) -> Asked:
         raise BadRequest(
             f"only one constraint can be used at a time, got {names}", where=found[-1][1].partition(".")[0]
         )
-    beside = {word: value for word in JSON_WORDS if (value := getattr(body, word)) is not None}
+    beside = {word: value for word in JSON_OPTIONS if (value := getattr(body, word)) is not None}
     beside |= _whitespace(body)
     if body.guided_decoding_backend:
         remark("guided_decoding_backend has no effect")

@@ -25,7 +25,7 @@ def runtime_options(options: Mapping[str, Any], model: Any = None, **how: Any) -
         known = parser in (AUTO, *REASONING_TYPES)
         translated[PARSER if known else "default_reasoning_parser"] = parser
     try:
-        return server_names.own_options(translated, model, **{"tell": warn, **how})
+        return server_names.runtime_options(translated, model, **{"tell": warn, **how})
     except NotSupported as error:
         raise Unsupported(error.message, hint=error.hint) from error
 

@@ -7,7 +7,7 @@ import functools
 import json
 from typing import Any, cast
 
-from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS, Constraint, ConstraintKind
+from runtime.protocol.constraint import JSON_KINDS, JSON_OPTIONS, Constraint, ConstraintKind
 from sglang_dsl.conversation.requests import Call, Prompt
 from sglang_dsl.errors import InvalidValue
 from sglang_dsl.interpreter.parameters import sampling_params
@@ -65,7 +65,7 @@ def _constraint(node: Gen, values: Sampling) -> Constraint | None:
     }
     for kind, spec in specs.items():
         if spec is not None:
-            about_json = {name: getattr(values, name) for name in JSON_WORDS} if kind in JSON_KINDS else {}
+            about_json = {name: getattr(values, name) for name in JSON_OPTIONS} if kind in JSON_KINDS else {}
             return Constraint(cast(ConstraintKind, kind), spec, **about_json)
     return None
 

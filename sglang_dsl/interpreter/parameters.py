@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS
+from runtime.protocol.constraint import JSON_KINDS, JSON_OPTIONS
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import MissingExtra
 from runtime.protocol.sampling import SamplingParams
@@ -65,7 +65,7 @@ DTYPES: dict[object, str] = {
 
 def check_json_parameters(parameters: Mapping[str, Any], form: Mapping[str, Any]) -> None:
     """Parameters about JSON need a form that may contain it. Raises BadProgram."""
-    for name in JSON_WORDS:
+    for name in JSON_OPTIONS:
         if parameters[name] is not None and not form.keys() & {*JSON_KINDS}:
             raise BadProgram(f"{name} requires json_schema, structural_tag or a type that is read from JSON")
 
@@ -106,9 +106,9 @@ def _checked(field: str, name: str, value: Any) -> Any:
         return values
     if field == "logit_bias":
         return _biases(name, value)
-    if field in JSON_WORDS:
-        if value not in JSON_WORDS[field]:
-            raise BadProgram(f"{name} must be one of {', '.join(JSON_WORDS[field])}; got {value!r}")
+    if field in JSON_OPTIONS:
+        if value not in JSON_OPTIONS[field]:
+            raise BadProgram(f"{name} must be one of {', '.join(JSON_OPTIONS[field])}; got {value!r}")
         return value
     if field in _FLAGS:
         if not isinstance(value, bool):

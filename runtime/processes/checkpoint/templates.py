@@ -1,8 +1,4 @@
-"""Which chat template an engine uses, why, and what is known of it.
-
-It reads what a checkpoint says about its format; what the formats are, and how a prompt is rendered, it
-leaves to runtime.formats.
-"""
+"""Chooses the chat template of a checkpoint. The templates and their rendering are in runtime.formats."""
 
 from __future__ import annotations
 
@@ -47,11 +43,10 @@ _PROCESSOR_FILE = "chat_template.json"
 class TemplateChoice:
     """The template of a model's turns.
 
-    source    who decided
-    name      the registered template that it is, or for Jinja text the one that it is recognised as; None
-              where it is of no known family, or where there is none
-    reason    why this one, or why none, in words
-    template  what renders; None where there is none
+    source    how it was chosen
+    name      of the registered template, or of the family that Jinja text is recognised as; None: unknown
+    reason    why this one, or why none, for people
+    template  None if there is none
     """
 
     source: Source = "none"
@@ -61,48 +56,48 @@ class TemplateChoice:
 
     @property
     def renderer(self) -> ChatTemplate | TextTemplate:
-        """The template; where there is none, one that refuses every turn and says why."""
+        """The template, or one that refuses every turn with the reason."""
         return NoTemplate(self.reason) if self.template is None else self.template
 
     @cached_property
     def force_reasoning(self) -> bool:
-        """Whether every reply begins inside the model's reasoning, which the prompt opens."""
+        """Whether the template opens the model's reasoning before every reply."""
         return isinstance(self.template, JinjaChatTemplate) and self.template.force_reasoning
 
     @cached_property
     def derivation(self) -> Derivation | None:
-        """The Jinja template as prefixes and suffixes, found when first asked for; None where there is no
-        Jinja template, or one that cannot be parsed."""
+        """The Jinja template as prefixes and suffixes; None without one, or if it cannot be parsed."""
         if not isinstance(self.template, JinjaChatTemplate):
             return None
         try:
             return derive_chat_template(self.template, name=self.name or "derived")
         except TemplateError:
-            return None  # requests with turns get an error that says what is wrong with it
+            return None  # requests with turns get the error
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The template as prefixes and suffixes, where they say all of it."""
+        """The template as prefixes and suffixes, if they describe it completely."""
         if isinstance(self.template, ChatTemplate):
             return self.template
         return None if self.derivation is None else self.derivation.template
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for people and for the wire: who decided, and `why`; `shape` "prefixes" (prefixes and
-        suffixes say all of it), "jinja" (only the Jinja text does) or None, and what holds of it."""
+        """Plain values for people and for the wire: source, name, reason; `shape`: "prefixes" (prefixes and
+        suffixes describe the template completely), "jinja" or None; and its properties."""
         described: dict[str, Any] = {"source": self.source, "name": self.name, "reason": self.reason}
-        found = self.derivation
-        if found is not None:
-            return described | {"shape": "jinja" if found.template is None else "prefixes", **found.facts()}
-        shape = "prefixes" if isinstance(self.template, ChatTemplate) else None
-        holds = {"append_only": True, "keeps_reasoning": True, "reuses_replies": True} if shape else {}
-        return described | {"shape": shape, **holds}
+        derived = self.derivation
+        if derived is not None:
+            shape = "jinja" if derived.template is None else "prefixes"
+            return described | {"shape": shape, **derived.facts()}
+        if not isinstance(self.template, ChatTemplate):
+            return described | {"shape": None}
+        facts = {"append_only": True, "keeps_reasoning": True, "reuses_replies": True}
+        return described | {"shape": "prefixes", **facts}
 
 
 @dataclass(frozen=True)
 class NoTemplate:
-    """Stands where a model has no chat template: turns are refused with the reason and the ways out. Text
-    without turns never comes here."""
+    """In place of a chat template: refuses turns with the reason, and a hint."""
 
     reason: str
     bos_token: str = ""
@@ -127,7 +122,7 @@ NO_TEMPLATE = TemplateChoice()
 
 
 def choose_template(
-    asked: str | dict[str, str] | None,
+    option: str | dict[str, str] | None,
     path: Path,
     tokenizer: Tokenizer,
     name: str | None = None,
@@ -136,34 +131,42 @@ def choose_template(
     """The template of the checkpoint in `path`, which the user may have `called` by another path (a link, or
     a hub id). The first of these that has an answer decides:
 
-    1. `asked`: a registered name, the path of a .jinja or .json file, Jinja text, Jinja texts by name;
+    1. the `option`: a registered name, the path of a .jinja or .json file, Jinja text, Jinja texts by name;
     2. the checkpoint's own Jinja text (`name`: which of several named ones);
-    3. a registered matching function: somebody's word about this path;
-    4. its marks: special tokens and model type, borne out by its end tokens or names (match_checkpoint);
+    3. a registered matching function for this path;
+    4. its marks: special tokens and model type, confirmed by its end tokens or names (match_checkpoint);
     5. its name: as the user called it, its directory's, then `_name_or_path` of its config.json;
-    6. none. No format is made up; turns are refused, with the reason.
+    6. none: turns are refused, with the reason.
 
-    Raises ModelLoadError: a template that was asked for and is not there, or not of the shape.
+    Raises ModelLoadError: the option's template does not exist, or has the wrong form.
     """
-    choice = _choose(asked, path, tokenizer, name, called)
+    choice = _choose(option, path, tokenizer, name, called)
     log.info("chat template of %s: %s (%s): %s", path, choice.name, choice.source, choice.reason)
     return choice
 
 
 def _choose(
-    asked: str | dict[str, str] | None, path: Path, tokenizer: Tokenizer, name: str | None, called: str | None
+    option: str | dict[str, str] | None,
+    path: Path,
+    tokenizer: Tokenizer,
+    name: str | None,
+    called: str | None,
 ) -> TemplateChoice:
     config = _config(path)
     kind = _kind(config)
-    if asked is not None:
+    if option is not None:
         # A text that cannot be parsed harms turns only: plain prompts need no template.
-        made = load_chat_template(asked, variables=tokenizer.tokens, hf_chat_template_name=name, check=False)
-        return TemplateChoice("asked", _recognised(made, kind), f"chat_template={_short(asked)}", made)
-    sources, file = _own_jinja(path, tokenizer)
+        template = load_chat_template(
+            option, variables=tokenizer.tokens, hf_chat_template_name=name, check=False
+        )
+        return TemplateChoice(
+            "asked", _recognised(template, kind), f"chat_template={_short(option)}", template
+        )
+    sources, file = _checkpoint_jinja(path, tokenizer)
     if sources:
-        own = named_templates(sources, tokenizer.tokens, name)
+        named = named_templates(sources, tokenizer.tokens, name)
         which = f"{name!r} of " if name is not None else ""
-        return TemplateChoice("checkpoint jinja", _recognised(own, kind), f"{which}{file}", own)
+        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{file}", named)
     refuse_name(name, "the checkpoint")
     return _by_rules([called or str(path), str(path)], tokenizer, config, kind)
 
@@ -173,9 +176,9 @@ def _by_rules(
 ) -> TemplateChoice:
     """The template of a checkpoint without Jinja text."""
     for path in dict.fromkeys(paths):
-        given = ask_functions(path)
-        if given is not None:
-            return _registered("model name", given, f"a registered matching function says so of {path}")
+        registered = ask_functions(path)
+        if registered is not None:
+            return _registered("model name", registered, f"a registered matching function says so of {path}")
     earlier = config.get("_name_or_path")
     names = list(
         dict.fromkeys([*paths, *([earlier] if isinstance(earlier, str) and earlier.strip() else [])])
@@ -187,9 +190,9 @@ def _by_rules(
         borne_out = f"generations end with {', '.join(ends)}" if ends else "a name says that it chats"
         return _registered("checkpoint marks", marked, f"its special tokens are this format's; {borne_out}")
     for known in names:
-        found = match_model_path(known)
-        if found is not None:
-            return _registered("model name", found, f"a model called {model_name(known)!r}")
+        family = match_model_path(known)
+        if family is not None:
+            return _registered("model name", family, f"a model called {model_name(known)!r}")
     called = " or ".join(dict.fromkeys(repr(model_name(known)) for known in names))
     reason = f"the checkpoint has none of its own, and no rule knows a model called {called}"
     if marked is not None:
@@ -207,8 +210,8 @@ def _registered(source: Source, name: str, reason: str) -> TemplateChoice:
         raise ModelLoadError(f"{reason}, and {error}", where="chat_template") from error
 
 
-def _own_jinja(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str]:
-    """The checkpoint's Jinja texts by name, and the file they are in: the tokenizer's, else a processor's."""
+def _checkpoint_jinja(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str]:
+    """The checkpoint's Jinja texts by name, and their file: the tokenizer's, else a processor's."""
     sources = find_chat_template(path, tokenizer.config)
     if sources:
         file = "chat_template.jinja" if (path / "chat_template.jinja").is_file() else "tokenizer_config.json"
@@ -223,7 +226,7 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The model's type as config.json says it."""
+    """The model's type in config.json."""
     match config:
         case {"model_type": str(kind)} if kind:
             return kind
@@ -234,7 +237,7 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _recognised(template: ChatTemplate | JinjaChatTemplate, kind: str) -> str | None:
-    """The registered template that this is, or whose marks its text bears."""
+    """The name of the registered template, or of the one whose marks the text has."""
     if isinstance(template, ChatTemplate):
         return template.name
     sources = template.sources
@@ -242,6 +245,6 @@ def _recognised(template: ChatTemplate | JinjaChatTemplate, kind: str) -> str | 
     return match_checkpoint(text, (), kind)
 
 
-def _short(asked: str | Mapping[str, str]) -> str:
-    shown = repr(asked) if isinstance(asked, str) else f"{{{', '.join(map(repr, asked))}}}"
+def _short(option: str | Mapping[str, str]) -> str:
+    shown = repr(option) if isinstance(option, str) else f"{{{', '.join(map(repr, option))}}}"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

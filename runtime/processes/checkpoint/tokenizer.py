@@ -1,14 +1,14 @@
-"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text, and what each id stands for.
+"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text. TextTable: the bytes of each id.
 
-Loads with the `tokenizers` library alone, neither transformers nor torch. It knows no templates and no
-requests.
+Loads with the `tokenizers` library alone, neither transformers nor torch. Knows no templates and no requests.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,72 @@ import tokenizers
 from runtime.config.fields import Fields
 from runtime.formats.chat.control import acts_as_control, narrow
 from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
-from runtime.processes.checkpoint.detokenize import TextTable
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.vocabulary import Vocabulary
 
 LONG = 4_000
-"""Characters, or ids, from which other threads go on while a text is encoded, or decoded. Callers that wait
-on an event loop do such work beside it."""
+"""Characters, or ids, from which encoding and decoding release the interpreter's lock. Event loops run such
+work in another thread."""
 _LOSSY = 1024
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """What each id adds to a text, and the rules of the tokenizer's decoder.
+
+    special       control ids and their text; left out of texts unless skip_special_tokens is off
+    each_byte     a broken character becomes one U+FFFD per byte (sentencepiece) instead of one in all
+    lead_spaces   how many spaces are dropped at the beginning of a text
+    lead_token    all spaces of a text's first token are dropped
+    """
+
+    vocabulary: Vocabulary
+    special: Mapping[int, bytes]
+    each_byte: bool = False
+    lead_spaces: int = 0
+    lead_token: bool = False
+
+    @classmethod
+    def from_decoder(cls, decoder: Any, vocabulary: Vocabulary, special: Mapping[int, str]) -> TextTable:
+        """`decoder`: the "decoder" of a tokenizer.json."""
+        parts = list(_parts(decoder))
+        kinds = {part.get("type") for part in parts}
+        strips = [part for part in parts if part.get("type") == "Strip" and part.get("content") == " "]
+        spaced = [part for part in parts if part.get("type") == "Metaspace"]
+        return cls(
+            vocabulary,
+            {token: text.encode() for token, text in special.items()},
+            each_byte="ByteFallback" in kinds,
+            lead_spaces=max((int(part.get("start", 0)) for part in strips), default=0),
+            lead_token=any(_prepends(part) for part in spaced),
+        )
+
+    def bytes_of(self, ids: Sequence[int], skip_special_tokens: bool) -> list[bytes]:
+        """One entry per id."""
+        tokens = self.vocabulary.tokens
+        known = len(tokens)
+        pieces: list[bytes] = []
+        for token in ids:
+            control = self.special.get(token)
+            if control is not None:
+                pieces.append(b"" if skip_special_tokens else control)
+            else:
+                pieces.append(tokens[token] if 0 <= token < known else b"")
+        return pieces
 
 
 class Tokenizer:
     """Thread safe: nothing changes after loading.
 
     vocabulary   the bytes of each id, for grammars; len() == width of the model's logits
-    text_table   the same for detokenising, with the decoder's own rules about spaces and broken bytes
+    text_table   the same for detokenising, with the decoder's rules about spaces and broken bytes
     eos          ids that end a generation; bos: the id that begins a text, or None
-    start        what stands before a text that begins from nothing: [bos], else an end-of-text id (the end of
-                 the text before it), else []
-    longest      characters that one id can stand for, at most: no text of more than n * longest characters
-                 has n ids
-    config       tokenizer_config.json, {} when there is none
-    tokens       what templates call the special tokens: {"bos_token": "<s>", ...}
+    start        the ids before an empty prompt: [bos], else an end-of-text id, else []
+    longest      the most characters that one id can stand for: a text of more than n * longest characters
+                 has more than n ids
+    config       tokenizer_config.json, or {}
+    tokens       the special tokens by their names in templates: {"bos_token": "<s>", ...}
     """
 
     def __init__(
@@ -66,10 +109,10 @@ class Tokenizer:
             if not token["special"] and acts_as_control(str(token["content"]))
         )
         self._added = {str(token["content"]): int(token["id"]) for token in data.get("added_tokens", ())}
-        # What a text has no token for becomes the unknown token; that is no control.
+        # Text without tokens becomes the unknown token, which is no control token.
         unknown = {_content(config.get("unk_token")), data.get("model", {}).get("unk_token"), "<unk>"}
         self._control = frozenset(self._added[text] for text in self.control_texts if text not in unknown)
-        # The longest first, as the tokenizer reads them.
+        # The longest first, as in the tokenizer.
         self._known_marks = known = sorted(
             filter(None, self.control_texts), key=lambda text: (-len(text), text)
         )
@@ -97,13 +140,10 @@ class Tokenizer:
     def load(
         cls, path: Path, vocab_size: int, eos: Iterable[int] = (), *, generates: bool = True
     ) -> Tokenizer:
-        """The tokenizer in the directory `path`. `eos`: ids that config.json and generation_config.json name
-        (ModelSpec.eos_ids); the eos_token of tokenizer_config.json is added. `generates`: False for models
-        that only read, whose ids need not be spelled: any kind of tokenizer will do.
-
-        Raises ModelLoadError: no tokenizer.json, a broken one, or one with more ids than the model's
-        embedding.
-        """
+        """The tokenizer in the directory `path`. `eos`: ids from config.json and generation_config.json
+        (ModelSpec.eos_ids); the eos_token of tokenizer_config.json is added. `generates`: False for encoders,
+        which may have any kind of tokenizer. Raises ModelLoadError: no tokenizer.json, a broken one, or one
+        with more ids than the model's embedding."""
         file = path / "tokenizer.json"
         if not file.is_file():
             slow = [
@@ -131,28 +171,28 @@ class Tokenizer:
             ) from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the begin-of-text id in front where the checkpoint wants one and the text does
-        not begin with it. Never ends with an end-of-text id: a prompt is there to be continued."""
+        """Ids of `text`, with the checkpoint's begin-of-text id in front unless the text begins with it. No
+        end-of-text id is added: a prompt is continued."""
         ids = _ids(self._text, text)
         if not add_special_tokens or ids[: len(self._prefix)] == self._prefix:
             return ids
         return [*self._prefix, *ids]
 
     def count(self, text: str) -> int:
-        """How many ids `text` has by itself."""
-        [made] = self._text.encode_batch_fast([_writable(text)], add_special_tokens=False)
-        return len(made)
+        """The number of ids of `text` alone."""
+        [encoding] = self._text.encode_batch_fast([_writable(text)], add_special_tokens=False)
+        return len(encoding)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids that spell `text` in the middle of a text: no special ids, no space put in front."""
         return _ids(self._plain, text)
 
     def encode_whole(self, text: str, other: str | None = None) -> tuple[list[int], list[int]]:
-        """Ids of a finished text, or of a pair of texts, with all that the checkpoint puts before, between
-        and after them; and for each id which of the two it belongs to (0 or 1)."""
-        given = _writable(text) if other is None else (_writable(text), _writable(other))
-        [made] = self._text.encode_batch_fast([given], add_special_tokens=True)
-        return list(made.ids), list(made.type_ids)
+        """Ids of a finished text, or of a pair of texts, with the checkpoint's special tokens before, between
+        and after them; and for each id its text (0 or 1)."""
+        texts = _writable(text) if other is None else (_writable(text), _writable(other))
+        [encoding] = self._text.encode_batch_fast([texts], add_special_tokens=True)
+        return list(encoding.ids), list(encoding.type_ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         if len(ids) < LONG:
@@ -163,18 +203,16 @@ class Tokenizer:
 
     @property
     def control_texts(self) -> list[str]:
-        """The texts that the tokenizer reads as one id which is no text: the special ones, and those added
-        that are marks all the same."""
+        """The texts of control ids: the special tokens, and added tokens that act as marks."""
         return list(dict.fromkeys([*self._special.values(), *self._tags]))
 
     @property
     def reply_tags(self) -> frozenset[str]:
-        """Those of them that are not special: marks that a reply has within."""
+        """Those of them that are not special: marks within a reply."""
         return self._tags - set(self._special.values())
 
     def encode_spans(self, spans: Iterable[tuple[str, bool]]) -> list[int]:
-        """Ids of a prompt in pieces of (text, plain); in plain ones none of `control_texts` is read as one
-        id."""
+        """Ids of a prompt in pieces of (text, plain); in plain ones `control_texts` are read as letters."""
         ids: list[int] = []
         for index, (text, plain) in enumerate(spans):
             if plain:
@@ -183,17 +221,17 @@ class Tokenizer:
                 ids += self._spelled(text)
                 continue
             # Later pieces begin with a special token, so nothing is put before them.
-            made = self.encode(text, add_special_tokens=False)
-            if not self._as_written(text, made):
-                made = self._marked(text)
-            if index == 0 and made[: len(self._prefix)] != self._prefix:
+            piece = self.encode(text, add_special_tokens=False)
+            if not self._as_written(text, piece):
+                piece = self._marked(text)
+            if index == 0 and piece[: len(self._prefix)] != self._prefix:
                 ids += self._prefix
-            ids += made
+            ids += piece
         return ids
 
     def _as_written(self, text: str, ids: Sequence[int]) -> bool:
-        """Whether no more control ids were read than are written. A normalizer may make one of another text,
-        such as one in capital letters."""
+        """Whether all control ids are written in the text. A normalizer may turn other text into one, such as
+        one in capital letters."""
         marks = self._marks
         if marks is not None and len(text) > LONG:
             marks = narrow(self._known_marks, text)
@@ -201,12 +239,12 @@ class Tokenizer:
         return sum(token in self._control for token in ids) <= written
 
     def _marked(self, text: str) -> list[int]:
-        """Ids of `text` where only what is written as a control token is one."""
+        """Ids of `text` with control ids only where they are written."""
         ids: list[int] = []
         at = 0
-        for found in self._marks.finditer(text) if self._marks is not None else ():
-            ids += [*self._spelled(text[at : found.start()]), self._added[found[0]]]
-            at = found.end()
+        for mark in self._marks.finditer(text) if self._marks is not None else ():
+            ids += [*self._spelled(text[at : mark.start()]), self._added[mark[0]]]
+            at = mark.end()
         return [*ids, *self._spelled(text[at:])]
 
     def _spelled(self, text: str) -> list[int]:
@@ -214,18 +252,18 @@ class Tokenizer:
 
     @cached_property
     def _letters(self) -> Any:
-        """Spells every one of `control_texts`. Made when first needed: most prompts quote none."""
+        """A tokenizer that reads all `control_texts` as letters. Built when a prompt first quotes one."""
         if not self._tags:
             return self._plain
         data = json.loads(self._plain.to_str())
         for token in data["added_tokens"]:
             token["special"] = token["special"] or token["content"] in self._tags
-        made = _build(data)
-        made.encode_special_tokens = True
-        return made
+        library = _build(data)
+        library.encode_special_tokens = True
+        return library
 
     def added_id(self, text: str) -> int | None:
-        """The id of `text` when it is one of the tokens that were added as a whole (control tokens, tags)."""
+        """The id of `text` if it is an added token (a control token or tag)."""
         return self._added.get(text)
 
     def _check_size(self, vocab_size: int) -> None:
@@ -240,7 +278,7 @@ class Tokenizer:
             raise ModelLoadError("the tokenizer has no tokens")
 
     def _as_pieces(self, vocab_size: int) -> Vocabulary:
-        """Ids as they are written in the file."""
+        """The vocabulary as written in the file."""
         tokens = [b""] * vocab_size
         for piece, token in self._text.get_vocab(with_added_tokens=True).items():
             tokens[token] = str(piece).encode("utf-8", "replace")
@@ -252,9 +290,8 @@ class Tokenizer:
         return [token for text in texts if (token := self._text.token_to_id(text)) is not None]
 
     def _find_prefix(self) -> list[int]:
-        """What the checkpoint puts before every text: its post-processor's tokens, unless the config
-        overrules.
-        """
+        """The ids that the checkpoint puts before every text: its post-processor's, unless the config
+        overrules it."""
         bare: list[int] = self._text.encode("a", add_special_tokens=False).ids
         full: list[int] = self._text.encode("a", add_special_tokens=True).ids
         starts = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
@@ -270,19 +307,19 @@ class Tokenizer:
 
 
 def _ids(library: Any, text: str) -> list[int]:
-    """The ids of `text` alone. The library's encode() holds the interpreter's lock to its end; encode_batch()
-    lets go of it, which short texts do not pay for."""
+    """The ids of `text` alone. encode() holds the interpreter's lock; encode_batch_fast() releases it, but is
+    slower for short texts."""
     if len(text) < LONG:
         ids: list[int] = library.encode(_writable(text), add_special_tokens=False).ids
     else:
-        [made] = library.encode_batch_fast([_writable(text)], add_special_tokens=False)
-        ids = made.ids
+        [encoding] = library.encode_batch_fast([_writable(text)], add_special_tokens=False)
+        ids = encoding.ids
     return ids
 
 
 def _shrinkage(data: Mapping[str, Any], longest: int) -> int:
-    """How many characters of a text one id can stand for, where its own text has at most `longest` bytes.
-    Where characters can vanish, a number that no real text comes near."""
+    """How many characters of a text one id can stand for, if its own text has at most `longest` bytes. If
+    characters can vanish: a number that no real text reaches."""
     parts = [*_kinds(data.get("normalizer")), *_kinds(data.get("pre_tokenizer"))]
     kinds = {part["type"] for part in parts}
     model = data.get("model", {})
@@ -299,12 +336,12 @@ def _shrinkage(data: Mapping[str, Any], longest: int) -> int:
 
 _COMPOSES = frozenset({"NFC", "NFKC", "NFD", "NFKD", "Lowercase"})
 _COMPOSED = 8
-"""Characters that one of these makes one character of, or a few bytes, at most."""
+"""The most characters that one of these turns into one character, or into a few bytes."""
 _KEEPS_ALL = _COMPOSES | {"ByteLevel", "Split", "Metaspace", "Prepend", "Replace", "Digits", "Punctuation"}
 
 
 def _kinds(part: Any) -> list[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer as its steps. Those that replace text by less count as unknown."""
+    """The steps of a normalizer or pre-tokenizer. One that shortens text is reported as "Shortens"."""
     match part:
         case {"type": "Sequence"}:
             steps = part.get("normalizers") or part.get("pretokenizers") or ()
@@ -322,29 +359,29 @@ def _kinds(part: Any) -> list[Mapping[str, Any]]:
 def _build(data: Mapping[str, Any]) -> Any:
     """A tokenizers.Tokenizer that neither truncates nor pads."""
     try:
-        made = tokenizers.Tokenizer.from_str(json.dumps({**data, "truncation": None, "padding": None}))
+        return tokenizers.Tokenizer.from_str(json.dumps({**data, "truncation": None, "padding": None}))
     except Exception as error:  # the library raises bare Exception for every defect of the file
         raise ModelLoadError(f"the tokenizers library cannot read it: {error}") from error
-    return made
 
 
 def _without_extras(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer as it works in the middle of a text: nothing put before or around the text."""
-    made = {**data, "post_processor": None}
-    made["normalizer"] = _cleared(data.get("normalizer"), "normalizers")
-    made["pre_tokenizer"] = _cleared(data.get("pre_tokenizer"), "pretokenizers")
-    return made
+    """The tokenizer for the middle of a text: it adds nothing before or around the text."""
+    return {
+        **data,
+        "post_processor": None,
+        "normalizer": _cleared(data.get("normalizer"), "normalizers"),
+        "pre_tokenizer": _cleared(data.get("pre_tokenizer"), "pretokenizers"),
+    }
 
 
 def _cleared(part: Any, children: str) -> Any:
-    """`part` of a tokenizer.json without what puts a space in front of the text."""
+    """`part` of a tokenizer.json without the steps that put a space in front of the text."""
     if not isinstance(part, Mapping):
         return part
     match part.get("type"):
         case "Sequence":
-            kept = [
-                made for child in part.get(children, ()) if (made := _cleared(child, children)) is not None
-            ]
+            steps = [_cleared(child, children) for child in part.get(children, ())]
+            kept = [step for step in steps if step is not None]
             return {**part, children: kept} if kept else None
         case "Prepend":
             return None
@@ -373,3 +410,18 @@ def _writable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _parts(decoder: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(decoder, Mapping):
+        if decoder.get("type") == "Sequence":
+            for child in decoder.get("decoders", ()):
+                yield from _parts(child)
+        else:
+            yield decoder
+
+
+def _prepends(metaspace: Mapping[str, Any]) -> bool:
+    if "prepend_scheme" in metaspace:
+        return bool(metaspace["prepend_scheme"] != "never")
+    return bool(metaspace.get("add_prefix_space", True))

@@ -1,7 +1,5 @@
-"""A frontend for a loaded checkpoint: what it accepts and its facts about the model.
-
-The same for an engine in this process and for a process of its own.
-"""
+"""Builds the frontend of a loaded checkpoint. The same for an engine in this process and for an HTTP
+worker."""
 
 from __future__ import annotations
 
@@ -17,17 +15,16 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.table import tool_format_of
 from runtime.ipc.mailbox import Outbox
-from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import left_on, model_reasoning
+from runtime.processes.checkpoint.model import Model, left_on, model_reasoning
 from runtime.processes.frontend.encoding import MOST_CHARACTERS
 from runtime.processes.frontend.images.pictures import PictureReader
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.model_info import ModelInfo
 
-SAMPLING_WORDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def build_tokenizer_manager(
@@ -41,8 +38,8 @@ def build_tokenizer_manager(
     max_encode_chars: int = MOST_CHARACTERS,
     max_answer_bytes: int | None = None,
 ) -> TokenizerManager:
-    """slots: size of the KV pool. name: of this frontend among several. served_name: the model's for
-    clients; None: its directory's, or the bundled checkpoint's."""
+    """slots: size of the KV pool. name: of this frontend among several. served_name: the model's name for
+    clients; None: that of its directory."""
     limits = Limits(
         model.spec.vocab_size,
         config.context(model.spec),
@@ -86,7 +83,7 @@ def _pictures(config: EngineConfig, model: Model) -> PictureReader | None:
 
 
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:
-    """Facts about what is served."""
+    """Facts about the served model."""
     spec, choice = model.spec, model.template_choice
     tool_parser, why = tool_parser_of(config, model)
     return ModelInfo(
@@ -117,38 +114,38 @@ def describe(config: EngineConfig, model: Model, limits: Limits, served_name: st
 
 
 def tool_parser_of(config: EngineConfig, model: Model) -> tuple[str | None, str]:
-    """The format of the model's tool calls, and why. Raises BadRequest for a name nobody knows."""
-    asked = config.tool_call_parser
-    if asked == "none":
+    """The format of the model's tool calls, and the reason. Raises BadRequest for an unknown name."""
+    option = config.tool_call_parser
+    if option == "none":
         return None, "tool_call_parser is none"
-    if asked != "auto":
+    if option != "auto":
         try:
-            detector_of(asked)
+            detector_of(option)
         except ValueError as error:
             raise BadRequest(str(error), where="tool_call_parser") from error
-        return asked, "asked for"
+        return option, "asked for"
     template = model.template_choice.template
-    found = tool_format_of(template.sources.values()) if isinstance(template, JinjaChatTemplate) else None
-    if found is None:
+    shown = tool_format_of(template.sources.values()) if isinstance(template, JinjaChatTemplate) else None
+    if shown is None:
         return None, "the chat template shows no known format of tool calls"
-    return found[0], f"the chat template shows {found[1]}"
+    return shown[0], f"the chat template shows {shown[1]}"
 
 
 def default_sampling(path: Path) -> dict[str, Any]:
-    """How the checkpoint's makers sample it, in our words: numbers of generation_config.json that make sense.
-    Raises ModelLoadError for a broken file."""
+    """The checkpoint's own sampling parameters: the numbers of generation_config.json. Raises ModelLoadError
+    for a broken file."""
     file = path / "generation_config.json"
     if not file.is_file():
         return {}
     values = Fields.read(file).values
-    found = {
-        word: values[word]
-        for word in SAMPLING_WORDS
-        if type(values.get(word)) in (int, float) and math.isfinite(values[word])
+    params = {
+        name: values[name]
+        for name in SAMPLING_NAMES
+        if type(values.get(name)) in (int, float) and math.isfinite(values[name])
     }
-    if "top_k" in found:
+    if "top_k" in params:
         # There 0 stands for "all", here -1 does.
-        found["top_k"] = int(found["top_k"]) if found["top_k"] >= 1 else -1
+        params["top_k"] = int(params["top_k"]) if params["top_k"] >= 1 else -1
     if values.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return found
+        params["temperature"] = 0.0
+    return params

@@ -1,17 +1,23 @@
-"""Client: on whose behalf the current task works. The server sets it; the frontend, which knows no keys and
-no addresses, reports to it what requests cost."""
+"""Client: on whose behalf the current task works, and Observer: what is notified of requests.
+
+The server sets both; the frontend, which knows no keys and no addresses, reports to them what requests cost.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.protocol.errors import RuntimeFault
 
 
 class Client:
-    """name: whose shares are counted together. is_tenant: it is one of several that must not learn of one
-    another: not by what the cache they share holds, nor may it end what others began. sees_all: it may be
-    shown what others asked. flow: whose turn its requests take in the scheduler, as a label that says nothing
-    else; None: that of all who have none."""
+    """name: whose shares are counted together. is_tenant: one of several clients that must not learn of one
+    another, by the cache they share for example. sees_all: it may see others' requests. flow: an opaque label
+    for the scheduler's fair shares; None: the share of all clients without one."""
 
     def __init__(
         self, name: str = "", *, is_tenant: bool = False, sees_all: bool = False, flow: str | None = None
@@ -20,25 +26,26 @@ class Client:
 
     @property
     def owner(self) -> str:
-        """Whose sessions and stored responses it may use: its own, or those of all who are no tenants."""
+        """The owner of the sessions and stored responses that it may use; "" for all who are no tenants."""
         return self.name if self.is_tenant else ""
 
     def begin(self) -> None:
-        """A request of its own begins. Raises RateLimited where it may have no more; then it did not."""
+        """One of its requests begins. Raises RateLimited if it may have no more."""
 
     def end(self) -> None:
-        """One that began is over."""
+        """A request that began has ended."""
 
     def spend(self, tokens: int) -> None:
-        """So many tokens were taken in, or generated, for it. Called from any thread."""
+        """Count tokens that were read or generated for it. Called from any thread."""
 
     def headers(self) -> dict[str, str]:
-        """What the answer's headers tell of its limits."""
+        """Response headers about its limits."""
         return {}
 
 
-CLIENT: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it has no state
-"""Of the current task."""
+ANYONE = Client()
+CLIENT: ContextVar[Client] = ContextVar("client", default=ANYONE)
+"""The client of the current task; ANYONE where the server set none."""
 
 
 def flow_label(identity: str) -> str:
@@ -47,8 +54,8 @@ def flow_label(identity: str) -> str:
 
 
 class ClientRequest:
-    """One request of a client, which counts as running until all work on it is done: the task that answers
-    it, and background tasks that it started."""
+    """One request of a client. It counts as running until the task that answers it and the background tasks
+    that it started are done."""
 
     def __init__(self, client: Client) -> None:
         """Raises RateLimited."""
@@ -56,7 +63,7 @@ class ClientRequest:
         self._client, self._workers = client, 1
 
     def work_on(self) -> None:
-        """One more works on it, and calls done()."""
+        """One more task works on it, and will call done()."""
         self._workers += 1
 
     def done(self) -> None:
@@ -67,3 +74,32 @@ class ClientRequest:
 
 IN_HAND: ContextVar[ClientRequest | None] = ContextVar("in_hand", default=None)
 """The client's request that the current task works on; None: it counts for no client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request that was sent to the scheduler. began: time.monotonic() seconds; labels: custom_labels."""
+
+    rid: str
+    prompt_tokens: int
+    stream: bool
+    began: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Observer:
+    """Notified of every request's events, by any thread. Its methods are quick and raise nothing."""
+
+    def on_begin(self, request: Begun) -> None: ...
+
+    def on_first_token(self, request: Begun, seconds: float) -> None:
+        """seconds: from the beginning to the first output with a token."""
+
+    def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
+        """`count` more tokens, `seconds` after the output before. Not called for the first."""
+
+    def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
+        """meta: the counters of the answer's meta, with finish_reason and queue_time."""
+
+    def on_abort(self, request: Begun, fault: RuntimeFault | None, seconds: float) -> None:
+        """It failed with `fault`; None: the caller left."""

@@ -1,14 +1,13 @@
-"""What takes long before a request can be sent (templates, tokenising) is done beside the event loop, in turn
-for every client, and no more may wait for it than its bounds say."""
+"""Runs the slow part of long requests (templates, tokenising) beside the event loop, in turn for every client
+and within bounds."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -19,15 +18,15 @@ from runtime.protocol.errors import BadRequest, QueueFull
 T = TypeVar("T")
 
 THREADS = 2
-"""Texts that are encoded at once: the library lets go of the interpreter's lock meanwhile."""
+"""Texts that are encoded at once; the library releases the interpreter's lock meanwhile."""
 MOST_CHARACTERS = 64 << 20
 PER_ITEM = 64
-"""An item of a request takes about as long as it takes to tokenise so many characters."""
+"""Characters that take as long to tokenise as an item takes besides."""
 
 
 class Shares:
-    """Room of `most` in all, of which one client may hold half; what: of what, in errors; option: the name of
-    the limit."""
+    """`most` units for all clients together, of which one client may hold half. what: the unit's name in
+    errors; option: the name of the limit."""
 
     def __init__(self, most: int, what: str, option: str) -> None:
         self.most, self._what, self._option = most, what, option
@@ -36,17 +35,17 @@ class Shares:
         self.held = 0
 
     def take(self, name: str, count: int) -> None:
-        """Raises QueueFull: there is no room for it now; BadRequest: there never is."""
+        """Raises QueueFull: there are not enough now; BadRequest: there never are."""
         share = self.most // 2
         with self._lock:
-            own = self._held.get(name, 0)
-            if own + count <= share and self.held + count <= self.most:
-                self._held[name] = own + count
+            held = self._held.get(name, 0)
+            if held + count <= share and self.held + count <= self.most:
+                self._held[name] = held + count
                 self.held += count
                 return
         if count > share:
             raise BadRequest(f"{count} {self._what} in one request; at most {share}", hint=self._option)
-        whose = "of one client " if own + count > share else ""
+        whose = "of one client " if held + count > share else ""
         raise QueueFull(
             f"too many {self._what} {whose}are being processed", hint=f"try again later; {self._option}"
         )
@@ -62,7 +61,7 @@ class Shares:
 
 
 class EncodingPool:
-    """`most`: characters that may wait, or be worked on, at once."""
+    """`most`: characters that may wait or be encoded at once."""
 
     def __init__(self, most: int = MOST_CHARACTERS, threads: int = THREADS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sglang-dsl-encode")
@@ -71,27 +70,21 @@ class EncodingPool:
         self.shares = Shares(most, "characters to be encoded", "max_encode_chars")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, done in the caller's context: for its client. size: its characters,
-        roughly. Raises QueueFull, BadRequest."""
-        context = copy_context()
-        with self._taken(size) as name:
+        """The result of `work`, called in the caller's context. size: its characters, roughly. Raises its
+        errors, QueueFull and BadRequest."""
+        name, context = CLIENT.get().name, copy_context()
+        self.shares.take(name, size)
+        try:
             future: Future[T] = Future()
             with self._lock:
                 self._waiting.setdefault(name, deque()).append((future, partial(context.run, work)))
             self._pool.submit(self._next)
             return await asyncio.wrap_future(future)
-
-    @contextmanager
-    def _taken(self, size: int) -> Iterator[str]:
-        name = CLIENT.get().name
-        self.shares.take(name, size)
-        try:
-            yield name
         finally:
             self.shares.give_back(name, size)
 
     def _next(self) -> None:
-        """One piece of work of the client whose turn it is; there is one for every call."""
+        """Do one piece of work of the client whose turn it is."""
         with self._lock:
             name, works = self._waiting.popitem(last=False)
             future, work = works.popleft()

@@ -1,7 +1,8 @@
-"""OutputAccumulator: outputs of one engine request added up, and their meta_info.
+"""OutputAccumulator: the deltas of one engine request added up, and their meta_info. VectorAccumulator: the
+vector of one text.
 
-A request that does not stream is added up to its end; a stream's accumulator is drained whenever its reader
-takes what is new, so no event costs more than it adds. Knows no threads and no queues.
+A stream's accumulator is drained whenever its reader takes the new output, so that an event costs no more
+than it adds; other requests are added up to their end. Knows no threads and no queues.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from runtime.formats.reasoning.marks import ReasoningMarks
-from runtime.protocol.io_struct import SpecFigures, StrOutput, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.io_struct import EmbeddingOutput, SpecFigures, TokenizedGenerateReqInput, TokenOutput
 
 TokenText = Callable[[int], str]
 """A token id's own text."""
@@ -23,9 +24,8 @@ Pairs = Sequence[Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What answers need to know of the model. text_of: a token's text; decode: the text of ids, with or
-    without special ones; marks: around its reasoning; opens_reasoning: the template opens every reply of a
-    chat inside the reasoning."""
+    """Facts about the model for answers. text_of: a token's text; decode: the text of ids, with or without
+    special ones; opens_reasoning: the chat template opens every reply inside the reasoning."""
 
     text_of: TokenText
     decode: Callable[[Sequence[int], bool], str]
@@ -34,7 +34,7 @@ class Facts:
     weight_version: str = "default"
 
     def boundary(self, request: TokenizedGenerateReqInput, is_chat: bool) -> ReasoningBoundary | None:
-        """For an output of `request`; None where the model does not reason."""
+        """The boundary detector of a request's output; None for models without reasoning."""
         if self.marks is None:
             return None
         skip = request.sampling_params.skip_special_tokens
@@ -43,13 +43,13 @@ class Facts:
 
 
 class OutputAccumulator:
-    """ids, text and lists: since the last drain(), else from the beginning. replaced: so many of the ids that
-    were drained before are taken back; the first new ones take their place. total: ids in all. lists: what
-    meta_info has per token, by name, as [log-probability, id, text]; text is None without `text_of`."""
+    """ids, text and lists hold what came since the last drain(). replaced: the first of `ids` take the place
+    of so many ids that were drained before. total: all ids. lists: the entries of meta_info per token, as
+    [log-probability, id, text]; text is None without `text_of`."""
 
     __slots__ = (
-        "_pieces", "_text_of", "_told", "grammar", "hidden_states", "ids", "last", "lists", "reasoning",
-        "replaced", "request", "scored", "total",
+        "_pieces", "_prompt_sent", "_text_of", "grammar", "hidden_states", "ids", "last", "lists",
+        "reasoning", "replaced", "request", "scored", "total",
     )  # fmt: skip
 
     def __init__(
@@ -61,13 +61,13 @@ class OutputAccumulator:
         self.request, self.reasoning, self._text_of = request, reasoning, text_of
         self.total = 0
         self.last: TokenOutput | None = None
-        self.scored: TokenOutput | None = None  # what came with the prompt's log-probabilities
+        self.scored: TokenOutput | None = None  # the delta with the prompt's log-probabilities
         self.grammar: dict[str, Any] | None = None
-        self._told = False
+        self._prompt_sent = False
         self.drain()
 
     def drain(self) -> None:
-        """What there is was handed out: begin anew. The lists stay with whoever got them."""
+        """Begin anew, with new lists: the caller keeps those that it read."""
         self.ids: list[int] = []
         self.replaced = 0
         self.hidden_states: list[list[float]] = []
@@ -87,18 +87,17 @@ class OutputAccumulator:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
-    def add(self, output: StrOutput) -> None:
-        delta = output.delta
-        if output.text:
-            self._pieces.append(output.text)
+    def add(self, delta: TokenOutput) -> None:
+        if delta.text:
+            self._pieces.append(delta.text)
         if delta.replaced:
             self._take_back(delta.replaced)
         self.ids += delta.new_ids
         self.total += len(delta.new_ids)
-        for name, some in self.lists.items():
-            some += self._entries(delta, name)
+        for name, entries in self.lists.items():
+            entries += self._entries(delta, name)
         if self.reasoning is not None:
-            self.reasoning.feed(output.text, delta.new_ids, delta.replaced)
+            self.reasoning.feed(delta.text, delta.new_ids, delta.replaced)
         if delta.hidden_states:
             self.hidden_states += delta.hidden_states
         self.last = delta
@@ -112,8 +111,8 @@ class OutputAccumulator:
         self.total -= count
         self.replaced += count - held
         if held:
-            for some in (self.ids, *self.lists.values()):
-                del some[-held:]
+            for entries in (self.ids, *self.lists.values()):
+                del entries[-held:]
 
     def _entries(self, delta: TokenOutput, name: str) -> list[Any]:
         match name:
@@ -139,7 +138,7 @@ class OutputAccumulator:
     # -- meta_info -------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, Any]:
-        """What every answer contains."""
+        """The counts and times of every answer."""
         last = self.last
         if last is None:
             return {}
@@ -156,7 +155,7 @@ class OutputAccumulator:
         }
 
     def finish_reason(self) -> dict[str, Any] | None:
-        """{type, and what goes with it: matched, or length}; None while it goes on."""
+        """{"type": ..., and matched or length}; None while it generates."""
         finish = None if self.last is None else self.last.finish
         if finish is None:
             return None
@@ -170,42 +169,55 @@ class OutputAccumulator:
         return reason
 
     def logprob_meta(self) -> dict[str, Any]:
-        """The log-probabilities of every token of `ids`, for requests that ask for them. The prompt's are in
-        the first and in the last answer of a stream: they may be long; [] where none of them are asked for.
-        """
-        meta: dict[str, Any] = {name: list(some) for name, some in self.lists.items()}
-        scores = [name for name in meta if name != "output_token_origins"]
-        none_of_prompt: dict[str, Any] = {name.replace("output", "input"): [] for name in scores}
+        """The log-probabilities of `ids`, for requests that ask for them. The prompt's are in the first and
+        the last answer of a stream only: they may be long."""
+        meta: dict[str, Any] = {name: list(entries) for name, entries in self.lists.items()}
         meta["output_token_logprobs_length"] = self.total
         if self.request.logprob_start_len < 0:
-            return meta | none_of_prompt
+            scores = [name for name in self.lists if name != "output_token_origins"]
+            return meta | {name.replace("output", "input"): [] for name in scores}
         scored = self.scored
-        if scored is None or scored.input_logprobs is None or (self._told and self.finish_reason() is None):
+        ended = self.finish_reason() is not None
+        if scored is None or scored.input_logprobs is None or (self._prompt_sent and not ended):
             return meta
-        self._told = True
-        ids = _last(self.request.input_ids, len(scored.input_logprobs))
+        self._prompt_sent = True
+        # A session's earlier turns stand before the request's own ids.
+        ids: list[int | None] = [*self.request.input_ids]
+        missing = len(scored.input_logprobs) - len(ids)
+        ids[: max(0, -missing)] = [None] * missing
         meta["input_token_logprobs"] = [
             self._entry(logprob, token) for logprob, token in zip(scored.input_logprobs, ids, strict=True)
         ]
-        if scored.input_top_logprobs is not None:
-            meta["input_top_logprobs"] = self._of_prompt(scored.input_top_logprobs)
-        if scored.input_token_ids_logprobs is not None:
-            meta["input_token_ids_logprobs"] = self._of_prompt(scored.input_token_ids_logprobs)
+        # The first token of a prompt has none.
+        for name in ("input_top_logprobs", "input_token_ids_logprobs"):
+            if (positions := getattr(scored, name)) is not None:
+                meta[name] = [pairs or None for pairs in self._many(positions)]
         return meta
 
-    def _of_prompt(self, positions: Pairs) -> list[list[list[Any]] | None]:
-        """None for the first token of a prompt, which has none."""
-        return [pairs or None for pairs in self._many(positions)]
 
+class VectorAccumulator:
+    """The vector of one text, which comes as a whole; with the counters of an OutputAccumulator."""
 
-def _last(ids: Sequence[int], count: int) -> list[int | None]:
-    """The last `count` ids; None for those that stand before them (what a session contained before)."""
-    missing = max(0, count - len(ids))
-    return [None] * missing + list(ids[len(ids) - (count - missing) :])
+    total = 0
+
+    def __init__(self) -> None:
+        self.output: EmbeddingOutput | None = None
+
+    def add(self, output: EmbeddingOutput) -> None:
+        self.output = output
+
+    def counters(self) -> dict[str, Any]:
+        if self.output is None:
+            return {}
+        counts = {"prompt_tokens": self.output.prompt_tokens, "cached_tokens": self.output.cached_tokens}
+        return {**counts, **self.output.meta}
+
+    def finish_reason(self) -> dict[str, Any] | None:
+        return {"type": "stop"}
 
 
 def spec_meta(spec: SpecFigures | None) -> dict[str, Any]:
-    """How drafted tokens did, as the field names it; nothing where none were drafted."""
+    """The figures of drafted tokens under their public names; {} if none were drafted."""
     if spec is None:
         return {}
     steps, accepted, drafted = spec.verify_ct, spec.accepted_tokens, spec.drafted_tokens

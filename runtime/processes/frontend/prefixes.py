@@ -1,4 +1,4 @@
-"""What the prefix cache holds, with texts: the scheduler, who keeps it, knows token ids alone."""
+"""The content of the prefix cache with texts: the scheduler knows token ids only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.protocol.control import GetPrefixesReq
 
 PICTURE = "▢".encode()
-"""For what stands in for a picture, which is no token."""
+"""In place of a picture's ids, which are no tokens."""
 SHOWN_IDS = 48
 """Tokens of each node whose text is shown."""
 

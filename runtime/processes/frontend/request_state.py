@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.observe import NOBODY, Begun, Observer
-from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulator
+from runtime.processes.frontend.client import ANYONE, CLIENT, Begun, Observer
+from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulator, VectorAccumulator
 from runtime.processes.frontend.prepare import Job
 from runtime.protocol.errors import (
     Aborted,
@@ -23,27 +22,36 @@ from runtime.protocol.errors import (
     RuntimeFault,
     from_dict,
 )
-from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput, TokenOutput
-from runtime.protocol.requests.single import SALT, SingleGenerateReq
+from runtime.protocol.io_struct import (
+    ChoiceScores,
+    EmbeddingOutput,
+    EmbeddingReqInput,
+    OutputDelta,
+    TokenOutput,
+)
+from runtime.protocol.requests.generate import SALT, SingleGenerateReq
 
 GRACE_S = 10.0
 """How much later than the request's own deadline the frontend gives up on the scheduler's answer."""
+ENTRY_BYTES, NUMBER_BYTES = 40, 20
+"""Approximate JSON size of one log-probability with its token, and of one number of a hidden state."""
 _SUMMED = (
     "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps", "num_retractions",
 )  # fmt: skip
 
 
-class AnswerRoom:
-    """Bytes that log-probabilities and hidden states of one answer may take, all its samples together."""
+class AnswerBudget:
+    """Bytes that log-probabilities and hidden states of one answer may take, all its samples together; most:
+    None for no limit."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most
-        self._taken = 0
+        self._used = 0
 
     def take(self, size: int) -> None:
-        """Raises BadRequest when there is no room for it."""
-        self._taken += size
-        if self.most is not None and self._taken > self.most:
+        """Raises BadRequest if the answer becomes too large."""
+        self._used += size
+        if self.most is not None and self._used > self.most:
             raise BadRequest(
                 f"the log-probabilities and hidden states of the response take more than {self.most} bytes",
                 where="top_logprobs_num / return_hidden_states",
@@ -56,54 +64,55 @@ def size_of(output: TokenOutput) -> int:
     lists = (output.output_top_logprobs, output.output_token_ids_logprobs,
              output.input_top_logprobs or (), output.input_token_ids_logprobs or ())  # fmt: skip
     entries = len(output.output_logprobs) + len(output.input_logprobs or ())
-    entries += sum(len(pairs) for some in lists for pairs in some if pairs)
+    entries += sum(len(pairs) for positions in lists for pairs in positions if pairs)
     numbers = sum(map(len, output.hidden_states or ()))
     return ENTRY_BYTES * entries + NUMBER_BYTES * numbers
 
 
-ENTRY_BYTES, NUMBER_BYTES = 40, 20
-"""Approximate JSON size of one log-probability with its token, and of one number of a hidden state."""
-
-
 class RequestState:
-    """`notify` is called, from any thread, whenever there may be something new to `take`. observer: gets
-    its begin, its tokens and its end."""
+    """A request for text or for a vector. `notify` is called, from any thread, when there may be something
+    new to `take`."""
 
     def __init__(
         self,
-        request: SingleGenerateReq,
+        request: SingleGenerateReq | EmbeddingReqInput,
         job: Job,
         notify: Callable[[], None],
         facts: Facts,
-        observer: Observer = NOBODY,
-        room: AnswerRoom | None = None,
+        observers: Sequence[Observer] = (),
+        budget: AnswerBudget | None = None,
     ) -> None:
-        self.request, self.job, self.notify = request, job, notify
-        self._room = room if room is not None and room.most is not None else None
+        self.request, self.job, self.notify, self._facts = request, job, notify, facts
+        self.rid = str(request.rid)
         self.began = time.monotonic()
-        self._text_of = facts.text_of if request.return_text_in_logprobs else None
-        is_chat = request.messages is not None
-        self.outputs = [
-            OutputAccumulator(part, self._text_of, facts.boundary(part, is_chat)) for part in job.requests
-        ]
+        self.outputs: list[OutputAccumulator] = []
+        self.vector: VectorAccumulator | None = None
+        if isinstance(request, SingleGenerateReq):
+            self._budget = budget if budget is not None and budget.most is not None else None
+            text_of = facts.text_of if request.return_text_in_logprobs else None
+            self.stream, is_chat = request.stream, request.messages is not None
+            self.outputs = [
+                OutputAccumulator(part, text_of, facts.boundary(part, is_chat)) for part in job.requests
+            ]
+        else:
+            self._budget, self.stream, self.vector = None, False, VectorAccumulator()
         self.fault: RuntimeFault | None = None
-        self.index = {part.rid: at for at, part in enumerate(job.requests)}
+        self.index = {part.rid: at for at, part in enumerate(job.parts)}
         self.open = set(self.index)
         self.cancelled = False
         self._due = None if job.deadline is None else job.deadline + GRACE_S
-        self._facts = facts
         self.client = CLIENT.get()
-        # What all clients share may hold others' prompts.
-        salted = (job.requests[0].extra_key or "").startswith(SALT)
+        # The number of cached tokens would tell a tenant about others' prompts.
+        salted = (job.parts[0].extra_key or "").startswith(SALT)
         self._hides_cached = self.client.is_tenant and not salted
-        self._observer = observer if request.log_metrics else NOBODY
-        self._changed = self._over = False
-        self._heard_at = 0.0
+        self._observers = observers if request.log_metrics else ()
+        self._changed = self._ended = False
+        self._last_output_at = 0.0
         self._lock = threading.Lock()
         self._begun = Begun(
-            request.rid,
-            sum(len(part.input_ids) for part in job.requests),
-            request.stream,
+            self.rid,
+            sum(len(part.input_ids) for part in job.parts),
+            self.stream,
             self.began,
             request.custom_labels or {},
         )
@@ -114,28 +123,33 @@ class RequestState:
 
     # -- the engine's side -----------------------------------------------------------------------------------
 
-    def put(self, output: StrOutput) -> None:
-        """What is new of one part; the first one that failed fails the whole."""
+    def put(self, output: TokenOutput | EmbeddingOutput) -> None:
+        """Take in an output of one part; the first part that fails fails the request."""
+        count = 0
         with self._lock:
-            part = self.outputs[self.index[output.rid]]
-            before = part.total
-            if self._room is not None:
-                try:
-                    self._room.take(size_of(output.delta))
-                except BadRequest as fault:
-                    self.fault = self.fault or fault
-            part.add(output)
-            if (finish := output.finish) is not None:
+            if isinstance(output, TokenOutput):
+                part = self.outputs[self.index[output.rid]]
+                if self._budget is not None:
+                    try:
+                        self._budget.take(size_of(output))
+                    except BadRequest as fault:
+                        self.fault = self.fault or fault
+                before = part.total
+                part.add(output)
+                count = part.total - before
+            elif self.vector is not None:
+                self.vector.add(output)
+            if output.finish is not None or isinstance(output, EmbeddingOutput):
                 self.open.discard(output.rid)
-                if finish.type == "abort" and self.fault is None:
-                    self.fault = _fault_of(output, self.request.rid)
+            if output.finish is not None and output.finish.type == "abort" and self.fault is None:
+                self.fault = _fault_of(output, self.rid)
             self._changed = True
-            done = self.done
-            over, self._over = done and not self._over, self._over or done
-        self._observe(part.total - before)
-        if part.total > before:
-            self.client.spend(part.total - before)
-        if over:
+            ends, self._ended = self.done and not self._ended, self._ended or self.done
+        if count > 0:
+            self._observe_tokens(count)
+            if self.client is not ANYONE:
+                self.client.spend(count)
+        if ends:
             self._observe_end()
 
     def fail(self, fault: RuntimeFault) -> None:
@@ -143,43 +157,47 @@ class RequestState:
             if not self.done:
                 self.fault = fault
             self._changed = True
-            over, self._over = not self._over, True
-        if over:
+            ends, self._ended = not self._ended, True
+        if ends:
             self._observe_end()
 
     # -- the caller's side -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The request is being sent."""
-        self._observer.on_begin(self._begun)
-        self.client.spend(self.job.prompt_tokens)
+        for observer in self._observers:
+            observer.on_begin(self._begun)
+        if self.client is not ANYONE:
+            self.client.spend(self.job.prompt_tokens)
 
     def leave(self) -> None:
         """The caller stops waiting."""
         with self._lock:
-            gone, self._over = not self._over, True
-        if gone:
-            self._observer.on_abort(self._begun, None, self._elapsed())
+            left, self._ended = not self._ended, True
+        if left:
+            for observer in self._observers:
+                observer.on_abort(self._begun, None, self._elapsed())
 
-    def take(self) -> OutputDelta | None:
-        """What is new since the last call, all of it where the request does not stream and is over. None:
-        nothing. Raises the fault."""
+    def take(self) -> OutputDelta | EmbeddingOutput | None:
+        """The output since the last call; all of it, at the end, if the request does not stream. None: there
+        is none. Raises the fault."""
         with self._lock:
             if self.fault is not None:
                 raise self._failure(self.fault)
-            if not self._changed or (self.open and not self.request.stream):
+            if not self._changed or (self.open and not self.stream):
                 return None
             self._changed = False
+            if self.vector is not None:
+                return self._vector(self.vector.output)
             if self.job.options:
                 return None if self.open else self._scores()
             return self._answer(self.outputs[0])
 
     def _failure(self, fault: RuntimeFault) -> RuntimeFault:
-        """The fault for the caller; what was generated until a cancellation goes with it."""
+        """The fault for the caller. That of a cancellation contains the output so far."""
         fresh = again(fault)
-        match fresh:
-            case Aborted() if not self.job.options:
-                fresh.partial = self._answer(self.outputs[0])
+        if isinstance(fresh, Aborted) and self.outputs and not self.job.options:
+            fresh.partial = self._answer(self.outputs[0])
         return fresh
 
     def time_left(self) -> float | None:
@@ -196,8 +214,9 @@ class RequestState:
 
     def _answer(self, part: OutputAccumulator) -> OutputDelta:
         request = self.request
+        assert isinstance(request, SingleGenerateReq)
         meta: dict[str, Any] = {
-            "id": request.rid,
+            "id": self.rid,
             "finish_reason": part.finish_reason(),
             **part.counters(),
             **({"cached_tokens": 0} if self._hides_cached else {}),
@@ -223,20 +242,32 @@ class RequestState:
         part.drain()
         return delta
 
+    def _vector(self, output: EmbeddingOutput | None) -> EmbeddingOutput | None:
+        if output is not None:
+            output.rid = self.rid
+            output.meta = {**output.meta, "e2e_latency": self._elapsed()}
+            if self._hides_cached:
+                output.cached_tokens = 0
+        return output
+
     def _scores(self) -> OutputDelta:
         """All options' scores. Counters are sums over the requests of all options."""
-        choices = [
-            ChoiceScores(
-                text=option.text,
-                token_ids=list(option.ids),
-                logprobs=_known(self._tail(option.scored, len(option.ids)), option.text),
-                unconditional=None if option.alone is None else self._tail(option.alone, len(option.ids)),
-                token_texts=list(map(self._facts.text_of, option.ids)),
+        choices: list[ChoiceScores] = []
+        for option in self.job.options:
+            logprobs = self._tail(option.scored, len(option.ids))
+            if any(value is None or math.isnan(value) for value in logprobs):
+                raise InternalFault(f"a token of the option {option.text!r} has no log-probability")
+            choices.append(
+                ChoiceScores(
+                    text=option.text,
+                    token_ids=list(option.ids),
+                    logprobs=[value for value in logprobs if value is not None],
+                    unconditional=None if option.alone is None else self._tail(option.alone, len(option.ids)),
+                    token_texts=list(map(self._facts.text_of, option.ids)),
+                )
             )
-            for option in self.job.options
-        ]
         meta = {
-            "id": self.request.rid,
+            "id": self.rid,
             "finish_reason": {"type": "stop"},
             **self._summed(),
             **({"cached_tokens": 0} if self._hides_cached else {}),
@@ -245,7 +276,7 @@ class RequestState:
         return OutputDelta(text="", output_ids=[], meta=meta, choices=choices)
 
     def _summed(self) -> dict[str, Any]:
-        counters = [part.counters() for part in self.outputs]
+        counters = [part.counters() for part in (self.outputs if self.vector is None else [self.vector])]
         totals: dict[str, Any] = {name: sum(one.get(name, 0) for one in counters) for name in _SUMMED}
         for name in ("queue_time", "first_token_latency"):
             totals[name] = max(one.get(name, 0.0) for one in counters)
@@ -254,32 +285,37 @@ class RequestState:
     def _tail(self, at: int, count: int) -> list[float | None]:
         """Log-probabilities of the last `count` tokens of a scored request."""
         scored = self.outputs[at].scored
-        found = list((None if scored is None else scored.input_logprobs) or ())
-        if len(found) != count:
-            raise InternalFault(f"{len(found)} log-probabilities came for {count} tokens")
-        return found
+        logprobs = list((None if scored is None else scored.input_logprobs) or ())
+        if len(logprobs) != count:
+            raise InternalFault(f"{len(logprobs)} log-probabilities came for {count} tokens")
+        return logprobs
 
     # -- observers -------------------------------------------------------------------------------------------
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.began
 
-    def _observe(self, count: int) -> None:
-        if count <= 0:
-            return
+    def _observe_tokens(self, count: int) -> None:
         now = time.monotonic()
-        before, self._heard_at = self._heard_at, now
-        if before:
-            self._observer.on_tokens(self._begun, count, now - before)
-        else:
-            self._observer.on_first_token(self._begun, now - self.began)
+        before, self._last_output_at = self._last_output_at, now
+        for observer in self._observers:
+            if before:
+                observer.on_tokens(self._begun, count, now - before)
+            else:
+                observer.on_first_token(self._begun, now - self.began)
 
     def _observe_end(self) -> None:
-        if self.fault is not None:
-            self._observer.on_abort(self._begun, self.fault, self._elapsed())
+        if not self._observers:
             return
-        meta = {"finish_reason": self.outputs[0].finish_reason(), **self._summed()}
-        self._observer.on_finish(self._begun, meta, self._elapsed())
+        meta: dict[str, Any] = {}
+        if self.fault is None:
+            part = self.outputs[0] if self.vector is None else self.vector
+            meta = {"finish_reason": part.finish_reason(), **self._summed()}
+        for observer in self._observers:
+            if self.fault is None:
+                observer.on_finish(self._begun, meta, self._elapsed())
+            else:
+                observer.on_abort(self._begun, self.fault, self._elapsed())
 
 
 def again(fault: RuntimeFault) -> RuntimeFault:
@@ -287,16 +323,9 @@ def again(fault: RuntimeFault) -> RuntimeFault:
     return type(fault)(fault.message, where=fault.where, hint=fault.hint)
 
 
-def _fault_of(output: StrOutput, rid: str) -> RuntimeFault:
-    """`rid`: what the caller calls the request; in the engine it has another id, which stays there."""
+def _fault_of(output: TokenOutput | EmbeddingOutput, rid: str) -> RuntimeFault:
+    """`rid`: the caller's id of the request, in place of the engine's."""
     error = output.finish.error if output.finish is not None else None
     if not error:
         return InternalFault(f"request {rid} failed without a reason")
     return from_dict({**error, "where": rid} if error.get("where") == output.rid else error)
-
-
-def _known(values: Sequence[float | None], text: str) -> list[float]:
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    if len(known) != len(values):
-        raise InternalFault(f"a token of the option {text!r} has no log-probability")
-    return known

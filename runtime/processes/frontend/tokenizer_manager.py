@@ -1,8 +1,8 @@
-"""TokenizerManager: the frontend. It takes requests and gives out deltas of their text; meanwhile each is a
+"""TokenizerManager: the frontend. It takes requests and returns their text or vectors; meanwhile each is a
 RequestState.
 
-Usable from any thread and any event loop. A request ends when its caller goes away; when the engine dies, all
-callers get the reason. It knows mailboxes, not what is behind them.
+Usable from any thread and any event loop. A request is aborted when its caller leaves; when the engine dies,
+all callers get the reason. It does not know what is behind its mailboxes.
 """
 
 from __future__ import annotations
@@ -10,57 +10,57 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.ipc.mailbox import MailboxClosed, Outbox
 from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
-from runtime.processes.frontend.batch_request import BatchRequest, Outcome
-from runtime.processes.frontend.embedding import Embedded, EmbeddingFrontend
-from runtime.processes.frontend.encoding import MOST_CHARACTERS, PER_ITEM, EncodingPool
-from runtime.processes.frontend.images.placing import has_media
-from runtime.processes.frontend.observe import Observer, Observers
+from runtime.processes.frontend.batch_request import (
+    BatchRequest,
+    Item,
+    Outcome,
+    Requests,
+    Waiter,
+    characters_of,
+)
+from runtime.processes.frontend.client import Observer
+from runtime.processes.frontend.encoding import MOST_CHARACTERS, EncodingPool
 from runtime.processes.frontend.output_accumulator import Facts
 from runtime.processes.frontend.prepare import RID_END, Job, Preparer
-from runtime.processes.frontend.prompt import size_of_turns
-from runtime.processes.frontend.request_state import AnswerRoom, RequestState, again
-from runtime.processes.frontend.waiting import Answer, Waiter
-from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
+from runtime.processes.frontend.request_state import AnswerBudget, RequestState, again
+from runtime.protocol.errors import BadRequest, DeadlineExceeded, EngineDead, QueueFull, RuntimeFault
 from runtime.protocol.io_struct import (
     AbortReq,
     BatchEmbeddingOutput,
     BatchStrOutput,
     BatchTokenizedGenerateReqInput,
     ControlOutput,
+    EmbeddingOutput,
     EmbeddingReqInput,
     GenerateOutput,
     GenerateReqInput,
     GroupFailed,
     OutputDelta,
     SingleReq,
+    TokenOutput,
 )
 from runtime.protocol.model_info import ModelInfo
-from runtime.protocol.requests.batching import count_ids
-from runtime.protocol.requests.single import SingleGenerateReq
 
-Requests: TypeAlias = GenerateReqInput | Sequence[GenerateReqInput]
-"""A request for one or several, or single ones."""
 MAX_LIVE = 65_536
-"""Requests being waited for, at most."""
+"""The most live requests."""
 CONTROL_TIMEOUT_S = 120.0
 
 
 class TokenizerManager:
-    """`outbox` leads to the scheduler; `handle` takes what comes back from the detokeniser.
+    """`outbox` leads to the scheduler; `handle` takes the messages of the detokeniser.
 
-    name: of this frontend among several, by which answers find it. model: what is served, where that
-    matters to callers. max_encode_chars: of prompts that wait to be encoded.
+    name: of this frontend among several, for the way back. model: facts for callers. max_encode_chars: of all
+    prompts that wait to be encoded.
     """
 
     def __init__(
@@ -82,27 +82,17 @@ class TokenizerManager:
         self._states: dict[str, RequestState] = {}
         self._requests: dict[str, RequestState] = {}
         self._batches: dict[int, BatchRequest] = {}
-        self._controls: dict[str, Answer] = {}
-        self._observers = Observers(observers)
+        self._controls: dict[str, _Control] = {}
+        self._observers = tuple(observers)
         self.encoding = EncodingPool(max_encode_chars)
-        own = weakref.proxy(self)  # no circle: an engine that is dropped ends at once, not with a collection
-        self._embeddings = EmbeddingFrontend(
-            preparer,
-            self.encoding,
-            post=lambda item: own._post(item),
-            abort=lambda rids: own._abort_all(rids),
-            check=lambda: own._check_alive(),
-            name=name,
-            max_live=max_live,
-            observer=self._observers,
-        )
         self._dead: RuntimeFault | None = None
-        self._messages = 0
+        self.messages = 0
+        """Messages received from the engine: it grows while the engine works."""
 
     @property
     def live(self) -> int:
-        """Requests that are being waited for."""
-        return len(self._requests) + len(self._embeddings)
+        """Requests whose callers wait."""
+        return len(self._requests)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -110,12 +100,12 @@ class TokenizerManager:
 
     @property
     def reasoning(self) -> ReasoningMarks | None:
-        """How the model marks its reasoning; None where it has none that is known."""
+        """The marks of the model's reasoning; None if none are known."""
         return self._preparer.marks
 
     @property
     def hides_reasoning(self) -> bool:
-        """Whether a text without control tokens lacks the marks of the reasoning."""
+        """Whether the marks of the reasoning are control tokens, and not part of the text."""
         marks = self.reasoning
         if marks is None or not marks.close_ids:
             return False
@@ -131,34 +121,28 @@ class TokenizerManager:
 
     @property
     def fault(self) -> RuntimeFault | None:
-        """Why nothing can be answered any more; None while the engine lives."""
+        """Why the engine is dead; None while it lives."""
         return self._dead
 
-    @property
-    def messages(self) -> int:
-        """Messages received from the engine: a number that grows while it lives and works."""
-        return self._messages
-
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
-        """The ids of a request's prompt, however many. Raises BadRequest and its kinds."""
+        """The ids of a request's prompt. Raises BadRequest and its kinds."""
         return self._preparer.prompt_ids(request)
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of every request from now on."""
-        self._observers.add(observer)
+        """Notify `observer` of every request from now on."""
+        self._observers = (*self._observers, observer)
 
     # -- one request -----------------------------------------------------------------------------------------
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
         """The whole answer. Cancelling the task aborts the request. Raises BadRequest and its kinds."""
-        async with aclosing(self._stream_batch([request], False)) as outcomes:
-            return [_raised(outcome) async for _, outcome in outcomes][-1]
+        return _raised((await self.submit_batch([request]))[0])
 
     async def stream(
         self, request: GenerateReqInput, *, cumulative: bool = False
     ) -> AsyncGenerator[OutputDelta, None]:
-        """What is new, again and again; the last one has a `finish_reason` in its meta. Leaving early
-        (aclose) aborts the request. cumulative: each output holds all so far."""
+        """The deltas; the last one has a `finish_reason` in its meta. Leaving early (aclose) aborts the
+        request. cumulative: each output holds all so far."""
         async with aclosing(self._stream_batch([request], True, cumulative)) as outcomes:
             async for _, outcome in outcomes:
                 yield _raised(outcome)
@@ -176,24 +160,23 @@ class TokenizerManager:
     # -- several ---------------------------------------------------------------------------------------------
 
     async def submit_batch(self, request: Requests) -> list[Outcome]:
-        """Answers of all items, p1, p2, ..., p1, p2, ... with several samples each; an item that failed has
-        its error in its place. Cancelling the task aborts them all. A sequence is a batch of single
-        requests."""
+        """Answers of all items (with several samples p1, p2, ..., p1, p2, ...), or an item's error in place
+        of its answer. Cancelling the task aborts them all. A sequence is a batch of single requests."""
         async with aclosing(self._stream_batch(request, False)) as outcomes:
-            found = {index: outcome async for index, outcome in outcomes}
-        return [found[index] for index in range(len(found))]
+            by_index = {index: outcome async for index, outcome in outcomes}
+        return [by_index[index] for index in range(len(by_index))]
 
     def stream_batch(
         self, request: GenerateReqInput, *, cumulative: bool = False
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
-        """(item, what is new of it), as they come; each item's last is one with a finish_reason, or an error.
-        Leaving early (aclose) aborts what is not finished. cumulative: each output holds all so far."""
+        """(item, its delta) as they come; each item's last is one with a finish_reason, or an error. Leaving
+        early (aclose) aborts the unfinished items. cumulative: each output holds all so far."""
         return self._stream_batch(request, True, cumulative)
 
-    def batch(self, request: GenerateReqInput | Sequence[GenerateReqInput]) -> list[Outcome]:
-        """submit_batch for threads: blocks. A sequence is a batch of single requests."""
-        found = dict(self._outcomes(request, False))
-        return [found[index] for index in range(len(found))]
+    def batch(self, request: Requests) -> list[Outcome]:
+        """submit_batch() for threads: blocks."""
+        by_index = dict(self._outcomes(request, False))
+        return [by_index[index] for index in range(len(by_index))]
 
     def _outcomes(
         self, request: Requests, stream: bool, cumulative: bool = False
@@ -215,12 +198,12 @@ class TokenizerManager:
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
         waiter = Waiter()
         with self._batch(request, stream, cumulative) as batch:
-            size = _size(request)
+            size = characters_of(request)
             if size > LONG:
                 await self.encoding.run(size, batch.prepare)
             else:
                 batch.prepare()
-            # If the caller's loop is closed, the answers will never be taken.
+            # A closed loop will never take the answers.
             batch.begin(waiter.notifier(batch.leave))
             while True:
                 for pair in batch.take():
@@ -235,15 +218,16 @@ class TokenizerManager:
     @contextmanager
     def _batch(self, request: Requests, stream: bool, cumulative: bool) -> Iterator[BatchRequest]:
         self._check_alive()
-        self._check_generates()
-        if isinstance(request, GenerateReqInput):
+        if not isinstance(request, EmbeddingReqInput):
+            self._check_generates()
+        if not isinstance(request, Sequence):
             request.normalize_batch_and_arguments()
         batch = BatchRequest(
             self._preparer,
             request,
             self.open,
             self.leave,
-            AnswerRoom(self._max_answer_bytes),
+            AnswerBudget(self._max_answer_bytes),
             frontend=self._name,
             stream=stream,
             cumulative=cumulative,
@@ -259,89 +243,95 @@ class TokenizerManager:
 
     # -- vectors ---------------------------------------------------------------------------------------------
 
-    async def embed(self, request: EmbeddingReqInput) -> list[Embedded]:
-        """One vector per item, in order. Of several, one that failed has its error in its place; a single one
-        raises it. Cancelling the task aborts."""
-        return await self._embeddings.embed(request)
+    async def embed(self, request: EmbeddingReqInput) -> list[EmbeddingOutput | RuntimeFault]:
+        """One vector per item, in order, or its error. The error of a single item is raised. Cancelling the
+        task aborts."""
+        return _single_raises(request, await self.submit_batch(request))
 
-    def vectors(self, request: EmbeddingReqInput) -> list[Embedded]:
+    def vectors(self, request: EmbeddingReqInput) -> list[EmbeddingOutput | RuntimeFault]:
         """embed() for threads: blocks."""
-        return self._embeddings.wait(request)
+        return _single_raises(request, self.batch(request))
 
-    # -- orders ----------------------------------------------------------------------------------------------
+    # -- control ---------------------------------------------------------------------------------------------
 
     def abort(self, rid: str | None, prefix: bool = False, client: str | None = None) -> None:
         """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None). Their
-        callers get Aborted from the scheduler; unknown ids are no error. client: only requests that the one
-        of this name sent, and only those that are waited for here."""
+        callers get Aborted from the scheduler; unknown ids are no error. client: only requests that this
+        client sent to this frontend."""
 
-        def matches(own: str) -> bool:
-            return rid is None or (own.startswith(rid) if prefix else own == rid)
+        def matches(candidate: str) -> bool:
+            return rid is None or (candidate.startswith(rid) if prefix else candidate == rid)
 
         with self._lock:
-            everything = [*self._requests.items()]
+            states = list(self._requests.values())
             batches = [one for one in self._batches.values() if client in (None, one.client)]
-        states = [state for own, state in everything if matches(own) and client in (None, state.client.name)]
         for batch in batches:
             batch.abort(matches)
         for state in states:
-            self._cancel(state)
-        self._abort_all(self._embeddings.matching(matches, client))
+            if matches(state.rid) and client in (None, state.client.name):
+                self._cancel(state)
         if self._name is not None and client is None:
             # Requests of other frontends.
             wire = "" if rid is None else rid if prefix else rid + RID_END
             self._try_post(AbortReq(rid=wire, abort_all=rid is None, prefix=rid is not None))
 
     def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
-        """Ask the scheduler something and wait for its answer. Raises DeadlineExceeded, EngineDead."""
+        """Send a control verb and wait for its answer. Raises DeadlineExceeded, EngineDead."""
         event = threading.Event()
-        with self._asked(request, event.set) as answer:
-            return answer.get(event.wait(timeout), timeout, self._gone)
+        with self._sent(request, event.set) as control:
+            return self._answer(control, event.wait(timeout), timeout)
 
     async def control_async(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """The same for event loops."""
         waiter = Waiter()
-        with self._asked(request, waiter.notifier(lambda: None)) as answer:
-            return answer.get(await waiter.wait(timeout), timeout, self._gone)
+        with self._sent(request, waiter.notifier(lambda: None)) as control:
+            return self._answer(control, await waiter.wait(timeout), timeout)
 
     @contextmanager
-    def _asked(self, request: SingleReq, notify: Callable[[], None]) -> Iterator[Answer]:
-        answer = Answer(notify)
+    def _sent(self, request: SingleReq, notify: Callable[[], None]) -> Iterator[_Control]:
+        control = _Control(notify)
         request.http_worker_ipc = self._name
         with self._lock:
             self._check_alive()
-            self._controls[request.rid] = answer
+            self._controls[request.rid] = control
         try:
             self._post(request)
-            yield answer
+            yield control
         finally:
             with self._lock:
                 self._controls.pop(request.rid, None)
 
-    # -- for the other side ----------------------------------------------------------------------------------
+    def _answer(self, control: _Control, in_time: bool, timeout: float) -> ControlOutput:
+        if not in_time:
+            raise DeadlineExceeded(f"the scheduler did not answer within {timeout:g} s")
+        if control.output is None:
+            raise self._engine_dead()
+        return control.output
+
+    # -- the engine's side -----------------------------------------------------------------------------------
 
     def handle(self, item: BatchStrOutput | BatchEmbeddingOutput | ControlOutput | GroupFailed) -> None:
         """Take a message from the detokeniser. Outputs of unknown rids are dropped."""
         if not isinstance(item, GroupFailed):
-            self._messages += 1
+            self.messages += 1
         match item:
-            case BatchStrOutput():
-                self._handle_texts(item)
-            case BatchEmbeddingOutput():
-                self._embeddings.handle(item)
+            case BatchStrOutput() | BatchEmbeddingOutput():
+                self._handle_outputs(item)
             case ControlOutput():
                 with self._lock:
-                    answer = self._controls.get(item.rid)
-                if answer is not None:
-                    answer.give(item)
+                    control = self._controls.get(item.rid)
+                if control is not None:
+                    control.output = item
+                    control.notify()
             case GroupFailed():
                 self.fail_all(EngineDead(item.message, where=item.where, hint="send the request again"))
 
-    def _handle_texts(self, item: BatchStrOutput) -> None:
+    def _handle_outputs(self, item: BatchStrOutput | BatchEmbeddingOutput) -> None:
+        outputs: Sequence[TokenOutput | EmbeddingOutput] = item.outputs
         changed: dict[int, RequestState] = {}
         with self._lock:
-            found = [(self._states.get(output.rid), output) for output in item.outputs]
-        for state, output in found:
+            states = [self._states.get(output.rid) for output in outputs]
+        for state, output in zip(states, outputs, strict=True):
             if state is not None:
                 state.put(output)
                 changed[id(state)] = state
@@ -349,28 +339,27 @@ class TokenizerManager:
             state.notify()
 
     def fail_all(self, fault: RuntimeFault) -> None:
-        """The engine is gone: all requests, waiting and to come, fail with `fault`."""
+        """The engine is dead: all requests, also later ones, fail with `fault`."""
         with self._lock:
             self._dead = self._dead or fault
             states = list(self._requests.values())
-            answers = list(self._controls.values())
+            controls = list(self._controls.values())
         for state in states:
             state.fail(fault)
             state.notify()
-        self._embeddings.fail_all(fault)
-        for answer in answers:
-            answer.give(None)
+        for control in controls:
+            control.notify()
 
     # -- for batches ---------------------------------------------------------------------------------------
 
     def open(
-        self, request: SingleGenerateReq, job: Job, notify: Callable[[], None], room: AnswerRoom | None = None
+        self, request: Item, job: Job, notify: Callable[[], None], budget: AnswerBudget | None = None
     ) -> RequestState:
         """Register the request and send it. Raises BadRequest, QueueFull, EngineDead."""
-        state = RequestState(request, job, notify, self._facts, self._observers, room)
+        state = RequestState(request, job, notify, self._facts, self._observers, budget)
         with self._lock:
             self._check_alive()
-            if request.rid in self._requests:
+            if state.rid in self._requests:
                 raise BadRequest(f"a request with the id {request.rid!r} is still running", where="rid")
             if len(self._states) + len(state.index) > self._max_live:
                 raise QueueFull(
@@ -378,46 +367,45 @@ class TokenizerManager:
                     f"at most {self._max_live}",
                     hint="try again later",
                 )
-            self._requests[request.rid] = state
+            self._requests[state.rid] = state
             self._states.update(dict.fromkeys(state.index, state))
         state.start()
         self._send(state)
         return state
 
     def leave(self, state: RequestState) -> None:
-        """The caller does not wait any more: forget the request, and cancel what is not finished."""
+        """The caller leaves: forget the request, and cancel it if it is not finished."""
         with self._lock:
-            if self._requests.get(state.request.rid) is state:
-                del self._requests[state.request.rid]
+            if self._requests.get(state.rid) is state:
+                del self._requests[state.rid]
             for rid in state.index:
                 self._states.pop(rid, None)
         state.leave()
-        # What failed here may still be running there.
+        # A request that failed here may still run there.
         self._abort_all(list(state.open) if state.fault is None else list(state.index))
 
     # -- within ----------------------------------------------------------------------------------------------
 
     def _send(self, state: RequestState) -> None:
-        requests, deadline = state.job.requests, state.job.deadline
-        for part in requests:
+        parts, deadline = state.job.parts, state.job.deadline
+        for part in parts:
             part.flow = state.client.flow
         if deadline is not None:
             left = max(0.0, deadline - time.monotonic())
-            for part in requests:
+            for part in parts:
                 part.time_left_s = left
         try:
-            if len(requests) == 1:
-                self._post(requests[0])
+            if len(parts) == 1:
+                self._post(parts[0])
             else:
+                requests = list(state.job.requests)
                 self._post(
-                    BatchTokenizedGenerateReqInput(
-                        rids=[part.rid for part in requests], requests=list(requests)
-                    )
+                    BatchTokenizedGenerateReqInput(rids=[one.rid for one in requests], requests=requests)
                 )
         except RuntimeFault:
             self.leave(state)
             raise
-        if state.cancelled:  # an order that overtook the request
+        if state.cancelled:  # while it was being sent
             self._cancel(state)
 
     def _cancel(self, state: RequestState) -> None:
@@ -432,13 +420,13 @@ class TokenizerManager:
         try:
             self._outbox.send(item)
         except MailboxClosed:
-            return  # then nothing runs there any more
+            return  # then nothing runs there
 
     def _post(self, item: msgspec.Struct) -> None:
         try:
             self._outbox.send(item)
         except MailboxClosed:
-            raise self._gone() from None
+            raise self._engine_dead() from None
 
     def _check_generates(self) -> None:
         if self._model is not None and not self._model.is_generation:
@@ -449,9 +437,9 @@ class TokenizerManager:
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise self._gone()
+            raise self._engine_dead()
 
-    def _gone(self) -> RuntimeFault:
+    def _engine_dead(self) -> RuntimeFault:
         return EngineDead("the engine was closed") if self._dead is None else again(self._dead)
 
 
@@ -470,29 +458,21 @@ def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
     return Facts(text_of, decode, preparer.marks, model.force_reasoning, model.weight_version)
 
 
+class _Control:
+    """A control verb that waits for its answer; notified without one, the engine is dead."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.notify = notify
+        self.output: ControlOutput | None = None
+
+
+def _single_raises(request: EmbeddingReqInput, outcomes: list[Any]) -> list[EmbeddingOutput | RuntimeFault]:
+    if request.is_single and isinstance(outcomes[0], RuntimeFault):
+        raise outcomes[0]
+    return outcomes
+
+
 def _raised(outcome: Outcome) -> OutputDelta:
     if isinstance(outcome, RuntimeFault):
         raise outcome
     return outcome
-
-
-def _size(request: Requests) -> int:
-    """How many characters take about as long to tokenise as the request takes to prepare."""
-    if not isinstance(request, GenerateReqInput):
-        return sum(map(_size, request))
-    text = request.text or ""
-    size = len(text) if isinstance(text, str) else sum(len(one) for one in text)
-    size += count_ids(request.input_ids) + size_of_turns(request.messages or ())
-    if request.image_data or has_media(request.messages or ()):
-        size += LONG + 1  # to be decoded, or even fetched
-    size += sum(_as_json(one) for one in (request.tools, request.template_kwargs, request.sampling_params))
-    size += PER_ITEM * (len(request) if request.is_normalized else 1)
-    return size * (1 + len(request.choices or ()))
-
-
-def _as_json(value: Any) -> int:
-    """Size of the value as JSON, in bytes; LONG for one from code that is not JSON."""
-    try:
-        return len(msgspec.json.encode(value)) if value else 0
-    except (TypeError, ValueError, RecursionError):
-        return LONG

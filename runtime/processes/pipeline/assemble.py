@@ -1,7 +1,7 @@
-"""The scheduler's side of the pipeline put together: runner, grammars, scheduler.
+"""Assembles the scheduler's side of the pipeline: runner, grammars, scheduler.
 
-The same for a thread of this process and for a process of its own; it knows mailboxes, not what is behind
-them, and runners, not where they compute.
+The same for a thread of this process and for a process of its own: it knows neither what is behind the
+mailboxes nor where the runner computes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.plan import Runner, TextRunner
-from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import model_reasoning
+from runtime.processes.checkpoint.model import Model, model_reasoning
 from runtime.processes.pipeline.loading import Loaded
-from runtime.processes.pipeline.outputs import Vectors
 from runtime.processes.pipeline.scheduler_process import SchedulerProcess
+from runtime.processes.pipeline.vectors import Vectors
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler, TextLimits
 from runtime.scheduler.requests.adapters import AdapterRegistry
@@ -36,16 +35,16 @@ from runtime.scheduler.scheduler import Scheduler
 def assemble(
     config: EngineConfig, model: Model, load: Callable[[], Loaded], inbox: Inbox, outbox: Outbox
 ) -> tuple[SchedulerProcess, int]:
-    """The process, not running yet, and the KV pool's slots (for an encoder, which has no pool, the tokens of
-    one step). Raises what `load` raises."""
+    """The process, not running yet, and the KV pool's slots (for an encoder: the tokens of one step). Raises
+    the errors of `load`."""
     pooling = config.pooling_of(model.path, model.spec)
     loaded = load()
     try:
         match model.spec:
             case EncoderSpec() as spec:
-                process, slots = _reading(config, spec, pooling, loaded, inbox, outbox)
+                process, slots = _encoder(config, spec, pooling, loaded, inbox, outbox)
             case ModelSpec() as spec:
-                process, slots = _generating(config, model, spec, pooling, loaded, inbox, outbox)
+                process, slots = _decoder(config, model, spec, pooling, loaded, inbox, outbox)
         loaded.on_death(process.give_up)
     except BaseException:
         loaded.runner.close()
@@ -53,7 +52,7 @@ def assemble(
     return process, slots
 
 
-def _reading(
+def _encoder(
     config: EngineConfig,
     spec: EncoderSpec,
     pooling: Pooling,
@@ -75,11 +74,13 @@ def _reading(
     scheduler = EmbeddingScheduler(config.scheduler(spec), limits)
     vectors = Vectors(pooling, scores=limits.scores, width=limits.width)
     runner = cast(TextRunner, loaded.runner)
-    made = SchedulerProcess(scheduler, runner, None, inbox, outbox, profiler=loaded.profiler, vectors=vectors)
-    return made, max(config.context(spec), config.max_prefill_tokens)
+    process = SchedulerProcess(
+        scheduler, runner, None, inbox, outbox, profiler=loaded.profiler, vectors=vectors
+    )
+    return process, max(config.context(spec), config.max_prefill_tokens)
 
 
-def _generating(
+def _decoder(
     config: EngineConfig,
     model: Model,
     spec: ModelSpec,
@@ -89,7 +90,7 @@ def _generating(
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
     runner = cast(Runner, loaded.runner)
-    # Some backends write JSON in one way only.
+    # Not every backend has all of them.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
     options = {
         "whitespace": config.grammar_whitespace,
@@ -107,10 +108,10 @@ def _generating(
     )
     marks = model_reasoning(config, model)
     vectors = Vectors(pooling, width=spec.hidden_size)
-    with ExitStack() as unless_made:
+    with ExitStack() as on_failure:
         peers = open_peers(config, loaded.kv_memory, 2 * config.max_running_requests)
         if peers is not None:
-            unless_made.callback(peers.close)
+            on_failure.callback(peers.close)
         scheduler = Scheduler(
             config.scheduler(spec, beside=loaded.beside),
             slots=runner.slots,
@@ -125,12 +126,12 @@ def _generating(
             if spec.vision is None
             else ImageRegistry(runner, kept_tokens=config.image_cache_tokens),
         )
-        made = SchedulerProcess(
+        process = SchedulerProcess(
             scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors, peers=peers,
             path=None if config.load_format == "dummy" else str(model.path),
         )  # fmt: skip
-        unless_made.pop_all()
-    return made, runner.slots
+        on_failure.pop_all()
+    return process, runner.slots
 
 
 def _adapters(config: EngineConfig, store: Runner) -> AdapterRegistry | None:

@@ -1,9 +1,9 @@
-"""What comes before a process is started or a model loaded: are the parts there that options name, and what
-does a child process inherit of the environment?"""
+"""Around child processes: checks of options before they start, their environment, and how they ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _PARTS: tuple[tuple[str, Registry[Any], tuple[str, ...]], ...] = (
 
 
 def check_names(config: EngineConfig) -> None:
-    """Raises BadRequest for an option that names a part which is not registered."""
+    """Raises BadRequest for an option with a name that is not registered."""
     for option, table, more in _PARTS:
         name = getattr(config, option)
         if name not in table and name not in more:
@@ -40,10 +40,20 @@ def check_names(config: EngineConfig) -> None:
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without API keys, and with the folder in which this package was found on PYTHONPATH."""
+    """The environment without API keys, and with this package's folder on PYTHONPATH."""
     inherited = {name: value for name, value in environment.items() if name not in KEYS}
     root = Path(__file__).resolve().parents[3]
     if root.name not in ("site-packages", "dist-packages"):
         parts = (environment.get("PYTHONPATH"), str(root))
         inherited["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
     return inherited
+
+
+def describe_exit(code: int) -> str:
+    """How a process with this returncode ended."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,9 +1,8 @@
-"""Builds the pipeline in this process: frontend, scheduler thread, detokeniser thread, mailboxes between
-them.
+"""The pipeline in this process: frontend, scheduler thread, detokeniser thread, mailboxes between them.
 
     caller -> TokenizerManager -> [mailbox] -> SchedulerProcess -> [mailbox] -> DetokenizerManager -> caller
 
-The model is loaded by the thread that will run it; what goes wrong there is raised here, as itself.
+The model is loaded by the thread that will run it; its errors are raised here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from runtime.config.engine import EngineConfig
 from runtime.ipc.address import Address
@@ -32,11 +30,11 @@ from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import BatchTokenIDOutput
 
 WATCH_S = 1.0
-"""How often the detokeniser's thread looks whether the scheduler still moves."""
+"""How often the detokeniser's thread checks that the scheduler is not stuck."""
 
 
 class Pipeline:
-    """A running pipeline. It ends with `close`, or when nobody holds its manager any more."""
+    """A running pipeline. It ends with `close`, or when its manager is garbage."""
 
     def __init__(
         self, config: EngineConfig, model: Model, manager: TokenizerManager, stop: Callable[[], None]
@@ -46,7 +44,7 @@ class Pipeline:
 
     def close(self) -> None:
         self._stop()
-        # Whoever still waits (a thread that hangs gave no answer) gets this.
+        # For callers that a stuck thread has not answered.
         self.manager.fail_all(EngineDead("the engine was closed"))
 
 
@@ -81,8 +79,8 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
     # An interpreter that ends while a thread is inside the tensor library ends with a crash.
     atexit.register(stop)
     reader.start(stop)
-    # The threads hold no manager: an engine that nobody can reach ends, and its memory is given back. It may
-    # be found out in code that holds any lock, so this takes none and waits for nothing.
+    # The threads hold no manager, so that an unreachable engine ends and its memory is freed. Finalizers run
+    # in code that may hold any lock, so this one takes none and waits for nothing.
     weakref.finalize(manager, worker.stop).atexit = False
     return Pipeline(config, model, manager, stop)
 
@@ -109,7 +107,7 @@ class _Worker:
         self.thread.start()
 
     def wait_ready(self, timeout: float) -> int:
-        """The KV pool's slots, once the model is loaded. Raises what loading raised."""
+        """The KV pool's slots, once the model is loaded. Raises the errors of loading."""
         try:
             return self._ready.result(timeout)
         except TimeoutError:
@@ -143,7 +141,7 @@ class _Worker:
         try:
             process.run()
         except BaseException as error:
-            # The reader finds its mailbox closed, asks for the cause and fails all requests with it.
+            # The reader finds its mailbox closed and fails all requests with this.
             self.cause = error
             if not isinstance(error, Exception):
                 raise
@@ -153,9 +151,8 @@ class _Worker:
 
 
 class _Reader:
-    """The detokeniser's thread: ids in, text to the frontend. Also notices when the scheduler stops or
-    hangs.
-    """
+    """The detokeniser's thread: ids in, text to the frontend. It notices when the scheduler stops or
+    hangs."""
 
     def __init__(
         self,
@@ -176,38 +173,39 @@ class _Reader:
 
     def _run(self) -> None:
         try:
-            while self._handle(self._inbox.receive(WATCH_S)):
-                pass
+            self._read()
         except MailboxClosed:
             cause = self._worker.cause
             self._fail(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
-        except Exception as error:  # noqa: BLE001 - sent to all who wait; without this thread nothing goes on
+        except Exception as error:  # noqa: BLE001 - it is the answer to all requests
             self._fail(_dead_of(error))
         finally:
             self._worker.stop()
         self._worker.thread.join()
         if self._manager() is None:
-            # What the scheduler's thread left refers to one another, and the collector may not come for long.
+            # The scheduler's objects refer to one another, and the collector may not run for long.
             gc.collect()
         atexit.unregister(self._at_exit)
 
-    def _handle(self, items: list[Any]) -> bool:
-        """Whether somebody waits for more."""
-        manager = self._manager()
-        if manager is None:
-            return False
-        batches: list[BatchTokenIDOutput] = []
-        for item in items:
-            if isinstance(item, BatchTokenIDOutput):
-                batches.append(item)
-            else:
-                manager.handle(item)
-        made = self._detokenizer.handle(batches)
-        if made is not None:
-            manager.handle(made)
-        if not items and self._worker.stalled_s > self._step_timeout_s:
-            raise EngineDead(f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s")
-        return True
+    def _read(self) -> None:
+        """Until the manager is garbage."""
+        while True:
+            items = self._inbox.receive(WATCH_S)
+            if (manager := self._manager()) is None:
+                return
+            batches: list[BatchTokenIDOutput] = []
+            for item in items:
+                if isinstance(item, BatchTokenIDOutput):
+                    batches.append(item)
+                else:
+                    manager.handle(item)
+            if (texts := self._detokenizer.handle(batches)) is not None:
+                manager.handle(texts)
+            if not items and self._worker.stalled_s > self._step_timeout_s:
+                raise EngineDead(
+                    f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s"
+                )
+            del texts, manager  # not kept alive while it waits
 
     def _fail(self, fault: RuntimeFault) -> None:
         manager = self._manager()

@@ -1,5 +1,4 @@
-"""Where the model computes: in this process, or in one of its own. Torch is imported only if it is used
-here."""
+"""Loads the model's runner, in this process or in another one. Torch is imported only if it is used here."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
@@ -20,26 +18,21 @@ from runtime.processes.pipeline.runner_process import RunnerProcess
 from runtime.processes.pipeline.verbs import Profiler
 from runtime.protocol.errors import BadRequest, RuntimeFault
 
-if TYPE_CHECKING:
-    from runtime.engine.drafting import DraftingRunner
-    from runtime.engine.embed import TorchTextRunner
-    from runtime.engine.runner import TorchRunner
-
 SMALL = 10_000_000
-"""Up to so many numbers in its matrices a model computes in the scheduler's process: a step takes a
-millisecond or two there, and to hand it to another process and back a tenth of one."""
+"""A model with at most so many numbers in its matrices computes in the scheduler's process: its step takes
+one or two milliseconds, and sending it to another process a tenth of one."""
 log = logging.getLogger(__name__)
 
 
 def _never(act: Callable[[RuntimeFault], None]) -> None:
-    """on_death of what ends with this process."""
+    """on_death of a runner in this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner, ready. beside: whether it computes elsewhere than this process; on_death: calls what it is
-    given, from another thread, when the runner is lost for good. kv_memory: its KV pool, for transfers; None
-    where this process cannot reach it."""
+    """A runner, ready. beside: whether it computes outside this process, or on a GPU. on_death: registers a
+    callback, called from another thread when the runner is lost. kv_memory: its KV pool, for transfers; None
+    if this process cannot reach it."""
 
     runner: Runner | TextRunner
     beside: bool = False
@@ -54,9 +47,11 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
     match model.spec:
         case EncoderSpec() as spec:
             pooling = config.pooling_of(model.path, spec)
-            reader = _text_runner().load(model.path, spec, config.runner(), pooling)
+            from runtime.engine.embed import TorchTextRunner
+
+            reader = TorchTextRunner.load(model.path, spec, config.runner(), pooling)
             return Loaded(reader, profiler=_profiler(config))
-        case ModelSpec() as spec if own_process(config, spec):
+        case ModelSpec() as spec if needs_process(config, spec):
             process = RunnerProcess(
                 model.path,
                 spec,
@@ -66,32 +61,17 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
             )
             return Loaded(process, True, process, process.on_death, process.kv_memory)
         case ModelSpec() as spec:
+            from runtime.engine.drafting import DraftingRunner
+            from runtime.engine.runner import TorchRunner
+
             settings = config.runner()
-            kind = _runner() if settings.draft_model is None else _drafting_runner()
+            kind = TorchRunner if settings.draft_model is None else DraftingRunner
             small = is_small(spec)
             if config.runner_process is None and small:
                 log.info("the model is small and computes in this process; runner_process gives it its own")
-            # What is handed to a thread waits for it as long as a small pass takes.
+            # Handing a step to a thread takes as long as a small step.
             runner = kind.load(model.path, spec, settings, beside=not small)
             return Loaded(runner, runner.device != "cpu", _profiler(config), kv_memory=runner.kv_memory)
-
-
-def _text_runner() -> type[TorchTextRunner]:
-    from runtime.engine.embed import TorchTextRunner
-
-    return TorchTextRunner
-
-
-def _runner() -> type[TorchRunner]:
-    from runtime.engine.runner import TorchRunner
-
-    return TorchRunner
-
-
-def _drafting_runner() -> type[DraftingRunner]:
-    from runtime.engine.drafting import DraftingRunner
-
-    return DraftingRunner
 
 
 def _profiler(config: EngineConfig) -> Profiler:
@@ -104,11 +84,11 @@ def is_small(spec: ModelSpec) -> bool:
     return sum(spec.matrix_sizes) <= SMALL
 
 
-def own_process(config: EngineConfig, spec: ModelSpec) -> bool:
-    """Whether a decoder computes in a process of its own. Raises BadRequest where it cannot be and is to."""
+def needs_process(config: EngineConfig, spec: ModelSpec) -> bool:
+    """Whether a decoder computes in another process. Raises BadRequest if options ask for it in vain."""
     if sys.platform != "linux":
-        for option, wanted in (("runner_process", config.runner_process), ("tp_size", config.tp_size > 1)):
-            if wanted:
+        for option, needs in (("runner_process", config.runner_process), ("tp_size", config.tp_size > 1)):
+            if needs:
                 raise BadRequest("this system is not Linux", where=option, hint="leave it out")
         return False
     if config.tp_size > 1:

@@ -1,11 +1,10 @@
-"""RankProcess: a process that runs runtime.engine.follower: started, watched and ended. Knows no plans."""
+"""RankProcess: starts, watches and ends a process that runs runtime.engine.follower. Knows no plans."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,21 +14,20 @@ import msgspec
 
 from runtime.engine.follower import LogLine
 from runtime.ipc.address import Address
-from runtime.processes.pipeline.before_start import for_children
+from runtime.processes.pipeline.before_start import describe_exit, for_children
 from runtime.protocol.errors import InternalFault
 
-UNLESS_SAID = {"OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Unless the environment says otherwise. Threads of one operation that wait for one another sleep: they would
-turn round and round on cores that the scheduler needs, and each operation wait for its turn. And ranks, which
-are on one machine, listen for one another there alone."""
+DEFAULT_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Overridden by the environment. Waiting OpenMP threads sleep instead of spinning on cores that the scheduler
+needs; ranks, which are on one machine, connect over loopback."""
 
 
 class RankProcess:
-    """`name`: what it is called in errors and in the log."""
+    """`name`: for errors and the log."""
 
     def __init__(self, name: str, files: Sequence[int], on_end: Callable[[RankProcess], None]) -> None:
-        """Start it. files: descriptors of its mailbox, the masks and, perhaps, its KV pool. on_end is called
-        from another thread once it has ended. Raises InternalFault."""
+        """Start it. files: descriptors of its mailbox, the masks and, optionally, its KV pool. on_end is
+        called from another thread when it has ended. Raises InternalFault."""
         end, masks, kv = (*files, -1)[:3]
         arguments = [Address.fd(end).url, str(masks), str(kv)]
         self.name, self._on_end = name, on_end
@@ -39,7 +37,7 @@ class RankProcess:
                 stdin=subprocess.PIPE,  # it ends when this end of it is closed
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                env={**UNLESS_SAID, **for_children(os.environ)},
+                env={**DEFAULT_ENVIRONMENT, **for_children(os.environ)},
                 pass_fds=files,
             )
         except OSError as error:
@@ -64,26 +62,19 @@ class RankProcess:
             self._process.kill()
 
     def release(self, seconds: float) -> None:
-        """Let go of what is held for it; it has ended, or will when it notices."""
+        """Close its stdin, by which it ends if it has not yet."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._watcher.join(seconds)
 
     def how_it_ended(self, seconds: float) -> str:
-        """Waits so long for the end."""
+        """How it ended, for people; waits so long for the end."""
         if not self.wait(seconds):
             return f"{self.name}'s process closed its mailbox"
-        code = self._process.returncode
-        if code >= 0:
-            return f"{self.name}'s process ended with code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"{self.name}'s process was killed by {name}"
+        return f"{self.name}'s process {describe_exit(self._process.returncode)}"
 
     def _watch(self) -> None:
-        """Pass on what it logs until it ends."""
+        """Log its lines until it ends."""
         pipe = self._process.stdout
         assert pipe is not None
         left = b""

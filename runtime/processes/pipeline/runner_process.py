@@ -1,10 +1,9 @@
-"""RunnerProcess: a Runner whose model is in a process of its own, or in several that share it (tensor
-parallelism). It starts them, sends plans, notices their end and leaves none behind. Loads no torch; it knows
-no requests, grammars or policies.
+"""RunnerProcess: a Runner whose model is in another process, or in several that share it (tensor
+parallelism). It starts them, sends plans, notices their end and leaves none behind. Loads no torch.
 
-Scheduler and model each have an interpreter to themselves then: what is computed in Python for constraints
-takes no time from the forward pass. How they talk: runtime/ipc, in plans.py. Each rank gets every order and
-answers it; what rank 0 gives is the result.
+Scheduler and model then have an interpreter each: Python code for constraints takes no time from the forward
+pass. The messages are in runtime/ipc/plans.py. Each rank gets every order and answers it; rank 0's answer is
+the result.
 """
 
 from __future__ import annotations
@@ -62,15 +61,14 @@ from runtime.protocol.sampling import SamplingParams
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""How long the process may take to end when nobody needs it any more; then it is killed."""
+"""How long a process may take to end; then it is killed."""
 
 
 class RunnerProcess:
-    """Implements runtime.plan.Runner and the scheduler's Profiler. One thread calls it; on_death() may be
-    called by any.
+    """Implements runtime.plan.Runner and the scheduler's Profiler. One thread calls it; on_death() any.
 
-    A plan that is not whole is an error of finish(), with TorchRunner of launch(): launch() does not
-    wait for an answer. When a process ends or hangs, every verb raises from then on.
+    The error of a wrong plan is raised by finish(), as launch() does not wait. When a process has ended or
+    hangs, every method raises.
     """
 
     def __init__(
@@ -82,9 +80,9 @@ class RunnerProcess:
         load_timeout_s: float = 1800.0,
         profile_folder: str | None = None,
     ) -> None:
-        """Start config.tp_size processes and wait until the model is loaded. Raises what TorchRunner.load
-        raises; BadRequest where so many cannot share the model; EngineDead when one ends, or is not ready in
-        time."""
+        """Start config.tp_size processes and wait until the model is loaded. Raises the errors of
+        TorchRunner.load; BadRequest if so many cannot share the model; EngineDead when one ends, or is not
+        ready in time."""
         self._config = (config or RunnerConfig()).verify()
         self._size = self._config.tp_size
         if self._size > 1:
@@ -95,17 +93,17 @@ class RunnerProcess:
         self._lock = threading.Lock()
         self._plans = PlanWriter()
         self._launched: tuple[StepPlan, Launch] | None = None
-        self._early: Result | Failure | None = None  # a result that came while something else was awaited
+        self._early: Result | Failure | None = None  # a result that came before the answer to a call
         self._masks = MaskWriter()
         self._kv_files = [os.memfd_create("kv") for _ in range(self._size if self._config.shared_kv else 0)]
         self._processes: list[RankProcess] = []
         self._links: list[tuple[Outbox, Inbox]] = []
         self._ranks = Ranks(())
-        self._why = ""  # of the end of processes that were killed
+        self._why = ""  # why they were killed
         self._folder = tempfile.mkdtemp(prefix="ranks") if self._size > 1 else None  # for its user alone
         self._start_lock = threading.Lock()
         try:
-            with self._start_lock:  # whoever watches a process waits until there are mailboxes to close
+            with self._start_lock:  # _ended() waits until there are mailboxes to close
                 for rank in range(self._size):
                     self._spawn(rank)
                 self._ranks = Ranks(self._links)
@@ -115,7 +113,7 @@ class RunnerProcess:
                 config=self._config,
                 parent=os.getpid(),
                 profile_folder=profile_folder,
-                search=tuple(os.path.abspath(place) for place in sys.path),
+                search=tuple(os.path.abspath(folder) for folder in sys.path),
             )
             ranks = self._load(start, load_timeout_s)
             self._ready = ranks[0]
@@ -125,7 +123,7 @@ class RunnerProcess:
             self.close()
             raise
         if self._ready.device == "cpu":
-            self._forget_folder()  # gloo's ranks have met; NCCL's may still look
+            self._remove_folder()  # gloo's ranks have connected; NCCL's may still need it
 
     @property
     def slots(self) -> int:
@@ -147,12 +145,11 @@ class RunnerProcess:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of all ranks, in their order."""
+        """Of all ranks, in order."""
         return tuple(process.pid for process in self._processes)
 
     def on_death(self, act: Callable[[RuntimeFault], None]) -> None:
-        """Call `act` from another thread when the process ends by itself; at once when it
-        has already."""
+        """Call `act` when a process ends by itself, from another thread; at once if it has already."""
         with self._lock:
             dead = self._dead
             if dead is None:
@@ -161,27 +158,26 @@ class RunnerProcess:
             act(dead)
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for a logit processor that is not known, or that cannot use its parameters, and
-        for what cannot be sent."""
+        """Raise BadRequest for an unknown logit processor, one that cannot use its parameters, and parameters
+        that cannot be sent."""
         name = params.custom_logit_processor
         target = None if name is None else PROCESSORS.target(name)
         try:
             order = call("verify", params, target)
             TO_RUNNER.encode(order)
         except WireError as error:
-            where = "sampling_params.custom_params" if params.custom_params else "sampling_params"
-            raise BadRequest(f"cannot be sent to the model's process: {error}", where=where) from error
+            field = "sampling_params.custom_params" if params.custom_params else "sampling_params"
+            raise BadRequest(f"cannot be sent to the model's process: {error}", where=field) from error
         if name is None:
             Processors().verify(params, self.vocab_size)
         else:
             self._ask(order)
 
     def launch(self, plan: StepPlan) -> None:
-        """Send the plan. Raises InternalFault: the process is gone, or a value in it cannot travel."""
+        """Send the plan. Raises InternalFault: the process has ended, or a value cannot travel."""
         if self._launched is not None:
             raise InternalFault("launch() before finish() of the step before", where="runner")
-        # Without masks to come the result need not be asked for. Should some come all the same, the plan is
-        # run once more, with them.
+        # A plan without masks needs no second message. If masks come all the same, it is run again with them.
         at_once = not any(row.masked or row.sampling.min_new_tokens for row in plan.rows if row.sample)
         self._launched = plan, self._send_plan(plan, at_once=at_once)
 
@@ -190,8 +186,8 @@ class RunnerProcess:
         return launched is None or self._dead is not None or self._masks.ended == launched[1].number
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
-        """Raises DeadlineExceeded when it takes longer than step_timeout_s (the process is killed then),
-        InternalFault when the pass failed or the process is gone, and for a plan that was not whole."""
+        """Raises DeadlineExceeded after step_timeout_s (and kills the process), InternalFault for a wrong
+        plan, a failed pass, or an ended process."""
         launched, self._launched = self._launched, None
         if launched is None:
             raise InternalFault("finish() without launch()", where="runner")
@@ -207,8 +203,8 @@ class RunnerProcess:
                 if 0 <= index < len(plan.rows)
                 and plan.rows[index].sampling.custom_logit_processor is not None
             ]
-            places = self._masks.write(masks, processed)
-            self._send(Finish(sent.number, places, self._masks.size))
+            positions = self._masks.write(masks, processed)
+            self._send(Finish(sent.number, positions, self._masks.size))
         match self._result(sent, until):
             case Result(_, result):
                 return result
@@ -216,15 +212,14 @@ class RunnerProcess:
                 raise from_dict(error)
 
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        if self._launched is not None:
-            raise InternalFault("copy_slots() during a step", where="runner")
+        self._check_between_steps("copy_slots")
         for source, target in pairs:
             if source.length != target.length:
                 raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
         self._ask(call("copy_slots", tuple(pairs)))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """All ranks read it, each its part. Raises AdapterError; no rank keeps it then."""
+        """Every rank loads its part. Raises AdapterError; then no rank keeps it."""
         try:
             self._ask(call("load_adapter", adapter))
         except BadRequest:
@@ -235,7 +230,7 @@ class RunnerProcess:
         self._ask(call("unload_adapter", number))
 
     def load_images(self, images: Sequence[Image]) -> None:
-        """Each in a message of its own. Every rank makes their tokens itself."""
+        """One message per image. Every rank encodes them itself."""
         for image in images:
             self._send(call("load_images", (image,), answered=False))
 
@@ -243,32 +238,30 @@ class RunnerProcess:
         self._send(call("drop_images", tuple(numbers), answered=False))
 
     def update_weights(self, path: str) -> None:
-        """All ranks read them, each its part, within step_timeout_s. Raises ModelLoadError, BadRequest."""
-        if self._launched is not None:
-            raise InternalFault("update_weights() during a step", where="runner")
+        """Every rank loads its part, within step_timeout_s. Raises ModelLoadError, BadRequest."""
+        self._check_between_steps("update_weights")
         self._ask(call("update_weights", path))
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
-        """Of all ranks."""
-        if self._launched is not None:
-            raise InternalFault("release_memory() during a step", where="runner")
+        """On all ranks."""
+        self._check_between_steps("release_memory")
         self._ask(call("release_memory", tuple(parts)))
 
     def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
-        """Within step_timeout_s. Where one rank cannot, others may have theirs; it can be asked again."""
+        """Within step_timeout_s. If it fails on one rank, it can be called again."""
         self._ask(call("restore_memory", tuple(parts), path))
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
-        """Begin a profile of the process. Raises BadRequest as TorchProfiler does."""
+        """Begin a profile of the process. Raises BadRequest like TorchProfiler."""
         return self._ask(call("start_profile", folder, steps))
 
     def stop(self) -> dict[str, Any]:
-        """End it. Raises BadRequest when none is made, or it cannot be written."""
+        """End the profile. Raises BadRequest if there is none, or it cannot be written."""
         return self._ask(call("stop_profile"))
 
     def call(self, name: str, request: SingleReq) -> dict[str, Any]:
-        """Carry out a verb that runtime.protocol.control gives to the runner, on every rank; the answer is
-        rank 0's. Raises what the method raises."""
+        """Carry out a runner verb of runtime.protocol.control on every rank; returns rank 0's answer. Raises
+        its errors."""
         return self._ask(call(name, request))
 
     recording = False
@@ -277,8 +270,8 @@ class RunnerProcess:
         """The process counts its steps itself."""
 
     def close(self) -> None:
-        """End the processes: by closing their mailboxes, and by force when that does not help in time. May be
-        called more than once."""
+        """End the processes, by closing their mailboxes, or by force after CLOSE_S. May be called more than
+        once."""
         with self._lock:
             again, self._closing = self._closing, True
             if self._dead is None:
@@ -297,18 +290,22 @@ class RunnerProcess:
         self._masks.close()
         for file in self._kv_files:
             os.close(file)
-        self._forget_folder()
+        self._remove_folder()
 
     # -- within ----------------------------------------------------------------------------------------------
 
+    def _check_between_steps(self, name: str) -> None:
+        if self._launched is not None:
+            raise InternalFault(f"{name}() during a step", where="runner")
+
     def _map(self, mappings: list[KVMapping | None]) -> KVMemory | None:
-        """The KV pool, of all ranks, where it can be mapped."""
+        """The KV pool of all ranks; None unless all can be mapped."""
         pools = [ArrayMemory.map(file, one) for file, one in zip(self._kv_files, mappings) if one is not None]
         if len(pools) < self._size:
             return None
         return pools[0] if self._size == 1 else JoinedMemory(pools)
 
-    def _forget_folder(self) -> None:
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -335,12 +332,12 @@ class RunnerProcess:
                 f"the model was not loaded within {timeout:g} s", where=start.path, hint="load_timeout_s"
             ) from None
         except EngineDead:
-            rank = self._ranks.gone or 0
+            rank = self._ranks.first_lost or 0
             reports = self._ranks.remains(rank)
             if not any(isinstance(report, Failed) for report in reports):
                 how = self._processes[rank].how_it_ended(CLOSE_S)
                 raise EngineDead(f"{how} while it loaded", where=start.path) from None
-        for report in sorted(reports, key=_left_alone):
+        for report in sorted(reports, key=_lost_others):
             match report:
                 case Failed(error):
                     raise from_dict(error)
@@ -363,22 +360,22 @@ class RunnerProcess:
 
     def _send(self, order: Order) -> None:
         if self._dead is not None:
-            raise self._gone()
+            raise self._engine_dead()
         try:
             self._ranks.send(order)
         except DeadlineExceeded as late:
             raise self._stuck("took no order", late) from None
         except EngineDead:
-            raise self._gone() from None
+            raise self._engine_dead() from None
 
     def _ask(self, order: Order) -> dict[str, Any]:
-        """The answer to what is no plan; behind a pass that is under way, once that has ended."""
+        """Send a call and wait for its answer, which comes after that of a pass under way."""
         self._send(order)
         until = time.monotonic() + self._config.step_timeout_s
         while True:
             match self._receive(until):
-                case Done(made):
-                    return made
+                case Done(data):
+                    return data
                 case Failure(-1, error):
                     raise from_dict(error)
                 case Result() | Failure() as early:
@@ -390,36 +387,35 @@ class RunnerProcess:
             return early
         while True:
             match self._receive(until):
-                case Result(number) | Failure(number) as found if number == sent.number:
-                    return found
+                case Result(number) | Failure(number) as answer if number == sent.number:
+                    return answer
                 case other:
                     log.error("the model's process gave an answer to nothing: %s", type(other).__name__)
 
     def _receive(self, until: float) -> Answer:
-        """What rank 0 answers, once all ranks have answered; or what went wrong with one of them."""
+        """Rank 0's answer, once all ranks have answered; or a failure of one of them."""
         if self._dead is not None:
-            raise self._gone()
+            raise self._engine_dead()
         try:
             answers = self._ranks.gather(max(0.0, until - time.monotonic()))
         except DeadlineExceeded as late:
             raise self._stuck("did not end", late) from None
         except EngineDead:
-            raise self._gone() from None
+            raise self._engine_dead() from None
         except WireError as error:
             self._kill()
             raise InternalFault(
                 f"the model's process gave what cannot be read: {error}", where="runner"
             ) from error
-        failures = sorted((one for one in answers if isinstance(one, Failure)), key=_left_alone)
+        failures = sorted((one for one in answers if isinstance(one, Failure)), key=_lost_others)
         if not failures:
             return cast("Answer", answers[0])
-        if _left_alone(failures[0]):  # all ranks live, and have lost one another
+        if _lost_others(failures[0]):  # all ranks live, and have lost one another
             self._kill()
         return failures[0]
 
     def _stuck(self, how: str, late: DeadlineExceeded) -> DeadlineExceeded:
-        """Kill them: nothing that they may still give would be wanted, and the next step would wait for
-        it."""
+        """Kill the processes: the next step would wait for their late answer."""
         who = "" if self._size == 1 else f" on {late.where}"
         self._why = f"a forward pass {how}{who} within {self._config.step_timeout_s:g} s"
         self._kill()
@@ -432,10 +428,10 @@ class RunnerProcess:
         for process in self._processes:
             process.wait(max(0.0, until - time.monotonic()))
 
-    def _gone(self) -> InternalFault:
+    def _engine_dead(self) -> InternalFault:
         if self._closing:
             return InternalFault("the runner was closed", where="runner")
-        rank = self._ranks.gone or 0
+        rank = self._ranks.first_lost or 0
         why = [str(from_dict(one.error)) for one in self._ranks.remains(rank) if isinstance(one, Failure)]
         how = [self._why, self._processes[rank].how_it_ended(CLOSE_S), *why[:1]]
         return InternalFault(
@@ -443,7 +439,7 @@ class RunnerProcess:
         )
 
     def _ended(self, rank: int, process: RankProcess) -> None:
-        """A process has ended: tell whoever waits for a rank, end the others, call the death callbacks."""
+        """A process has ended: wake the waiting thread, end the others, call the death callbacks."""
         with self._lock:
             if self._dead is not None:
                 return
@@ -458,8 +454,8 @@ class RunnerProcess:
             act(fault)
 
 
-def _left_alone(answer: Any) -> bool:
-    """Whether a rank says no more than that it lost the others: the one to blame is another."""
+def _lost_others(answer: Any) -> bool:
+    """Whether a rank's failure is only that it lost the others."""
     match answer:
         case Failure(error=error) | Failed(error=error):
             return isinstance(from_dict(error), EngineDead)

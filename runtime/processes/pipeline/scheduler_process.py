@@ -1,8 +1,7 @@
 """SchedulerProcess: joins control and compute. One thread owns the scheduler, the runner and the grammars.
 
-Takes requests from a mailbox, steps, and posts output deltas to another. What goes wrong with one request
-ends that request; what goes wrong with a step ends the requests that were running; only when even that fails
-does the process end, and then its cause is in `run`'s exception.
+It takes requests from a mailbox, steps, and posts output deltas to another mailbox. An error of a request
+ends that request, an error of a step ends the running requests; if that fails too, `run` raises the cause.
 """
 
 from __future__ import annotations
@@ -12,32 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from runtime.disagg.peers import Peers
 from runtime.grammar.manager import GrammarManager
-from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox, send_one_by_one
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.outputs import (
-    Vectors,
-    as_fault,
-    batch,
-    failed,
-    failed_vector,
-    loop_of,
-    text_request,
-    vector_batch,
-)
-from runtime.processes.pipeline.precompile import LOOK_S
-from runtime.processes.pipeline.verbs import Profiler, Verbs
+from runtime.processes.pipeline.deferred_verbs import LOOK_S
+from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
+from runtime.processes.pipeline.verbs import Profiler, Verbs, as_fault
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
+    BatchEmbeddingOutput,
     BatchStrOutput,
+    BatchTokenIDOutput,
     BatchTokenizedGenerateReqInput,
     EmbeddingOutput,
     SingleReq,
-    StrOutput,
     TextRequest,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -50,21 +39,21 @@ from runtime.scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 IDLE_S = 5.0
-"""How long one wait for mail lasts; a new one follows."""
+"""The longest wait for mail; another one follows."""
 BLOCKED_S = 0.001
-"""How long to wait for mail while requests wait for something other than a step (their grammar)."""
+"""The same while requests wait for their grammars."""
 AWAITED_S = 0.016
-"""The same while only other engines are waited for, after a while."""
+"""The same while requests wait for other engines."""
 PAUSED_S = 0.05
-"""The same while generation is paused, or a flush waits for requests to end."""
+"""The same while generation is paused."""
 LOST_S = 0.5
-"""How long it may take until it is noticed that the runner is lost."""
+"""How soon the loss of the runner is noticed."""
 MAX_FAULTS_IN_A_ROW = 3
 
 
 class SchedulerProcess:
-    """`run()` until the inbox is closed. Other threads may read `stalled_s`, and say why they close it in
-    `closed_because`."""
+    """`run()` until the inbox is closed. Other threads may read `stalled_s`, and set `closed_because` before
+    they close the inbox."""
 
     def __init__(
         self,
@@ -79,7 +68,7 @@ class SchedulerProcess:
         peers: Peers | None = None,
         path: str | None = None,
     ) -> None:
-        """path: of the model's weights; None: they are nowhere."""
+        """path: of the model's weights; None: they are in no file."""
         self._scheduler, self._runner, self._grammar = scheduler, runner, grammar
         self._inbox, self._outbox, self._clock, self._profiler = inbox, outbox, clock, profiler
         self._peers, self._awaited_s = peers, 0.0
@@ -96,8 +85,8 @@ class SchedulerProcess:
         self._lost: RuntimeFault | None = None
 
     def give_up(self, fault: RuntimeFault) -> None:
-        """From any thread: nothing can be computed any more. `run` answers everybody with `fault`, and raises
-        it, within LOST_S. Until then messages are still taken: whoever sends some gets the reason."""
+        """From any thread: the runner is lost. Within LOST_S `run` answers all requests with `fault`, also
+        those that came meanwhile, and raises it."""
         self._lost = fault
 
     @property
@@ -107,8 +96,8 @@ class SchedulerProcess:
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def run(self) -> None:
-        """Serve until the inbox is closed; then end what still runs, and release runner and grammars. Raises
-        what it was given up for."""
+        """Serve until the inbox is closed; then end the running requests and release runner and grammars.
+        Raises the fault of give_up()."""
         try:
             wait = 0.0
             while True:
@@ -122,7 +111,7 @@ class SchedulerProcess:
                     self._take(item)
                 wait = self._step()
         except MailboxClosed as closed:
-            # Ours, or the detokeniser's, which takes no more: then posting fails once more, and says so.
+            # Ours, or the detokeniser's: then posting fails once more, and raises.
             self._fail_all(EngineDead(str(closed) or self.closed_because))
         finally:
             self._working_since = None
@@ -135,7 +124,7 @@ class SchedulerProcess:
             self._runner.close()
 
     def _receive(self, wait: float) -> list[Any]:
-        """Mail; none when there is none for so long, or when it was given up."""
+        """The mail that comes within `wait` seconds; none after give_up()."""
         until = self._clock() + wait
         while True:
             mail = self._inbox.receive(min(wait, LOST_S))
@@ -152,16 +141,17 @@ class SchedulerProcess:
             case BatchTokenizedGenerateReqInput():
                 for request in item.requests:
                     self._add(request)
-            case AbortReq(frontend=str(gone)):
-                for own in [rid for rid, frontend in self._live.items() if frontend == gone]:
-                    self._scheduler.abort(own, message=item.message)
+            case AbortReq(frontend=str(name)):
+                for rid in [rid for rid, frontend in self._live.items() if frontend == name]:
+                    self._scheduler.abort(rid, message=item.message)
             case AbortReq():
-                rid = None if item.abort_all else item.rid
-                self._scheduler.abort(rid, prefix=item.prefix, message=item.message)
+                self._scheduler.abort(
+                    None if item.abort_all else item.rid, prefix=item.prefix, message=item.message
+                )
             case SingleReq():
                 self._verbs.take(item)
             case _:
-                # Dropped rather than fatal: whoever sent it is a defect, those who run are not.
+                # A defect of the sender, which must not end the running requests.
                 log.error("the scheduler got mail it does not know: %s", type(item).__name__)
 
     def _add(self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
@@ -170,20 +160,22 @@ class SchedulerProcess:
             self._refuse_twin(request)
             return
         self._live[rid] = frontend
-        # First registered, so that whatever goes wrong has a way back.
+        # Registered first, so that any error has a way back.
         if isinstance(request, TokenizedGenerateReqInput):
             self._begun.append(text_request(request))
         else:
-            self._vectors.begin(request)
+            self._vectors.live[rid] = request
         try:
-            self._verbs.check_awake()
+            if self._verbs.memory.asleep:
+                self._verbs.memory.check_awake()
             if isinstance(request, TokenizedGenerateReqInput):
                 self._scheduler.add(request)
             else:
                 self._vectors.add(request, self._scheduler)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
-            self._post([failed(rid, frontend, as_fault(error, "the request could not be taken in"))])
+            fault = as_fault(error, "the request could not be taken in")
+            self._post([TokenOutput.failed(rid, fault, frontend)])
 
     def _refuse_twin(self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
         rid = request.rid
@@ -191,18 +183,18 @@ class SchedulerProcess:
         if isinstance(request, TokenizedEmbeddingReqInput):
             self._post_vectors([failed_vector(request, failure(fault))])
         else:
-            # The detokeniser could not distinguish the deltas of the two, so it only passes this answer on.
-            taken = failed(rid, request.http_worker_ipc, fault)
-            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
+            # The detokeniser could not tell the deltas of the two apart, so it only passes this answer on.
+            failed = TokenOutput.failed(rid, fault, request.http_worker_ipc)
+            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[failed]))
 
     # -- steps -----------------------------------------------------------------------------------------------
 
     def _step(self) -> float:
-        """One step; how long to wait for mail before the next."""
+        """One step; returns how long to wait for mail before the next."""
         try:
             outputs = self._loop.step()
         except Exception as error:
-            # A defect: the requests in hand are answered with it. If it comes again and again, nothing works.
+            # A defect: it is the answer to the live requests. If it repeats, the process ends.
             self._verbs.faults += 1
             log.exception("a step failed")
             self._fail_all(as_fault(error, "a step failed"))
@@ -214,18 +206,19 @@ class SchedulerProcess:
         self._post(outputs)
         if self._profiler is not None and self._profiler.recording:
             self._profiler.stepped()
-        self._verbs.answer_due(self._loop.in_flight)
+        if self._verbs.waiting:
+            self._verbs.answer_due(self._loop.in_flight)
         if self._loop.in_flight or outputs:
             self._awaited_s = 0.0
             return 0.0
-        if not self._scheduler.busy:
-            return LOOK_S if self._verbs.compiling else IDLE_S
-        if self._scheduler.paused is not None:
-            return LOOK_S if self._verbs.compiling else PAUSED_S
+        if not self._scheduler.busy or self._scheduler.paused is not None:
+            if self._verbs.waiting and self._verbs.compiling:
+                return LOOK_S
+            return PAUSED_S if self._scheduler.busy else IDLE_S
         if self._scheduler.running:
             self._awaited_s = 0.0
             return 0.0  # a step without deltas, such as a part of a prompt
-        # All wait: for their grammars, or for other engines, and then longer and longer.
+        # All wait for their grammars, or for other engines: those are asked less and less often.
         if not self._scheduler.waits_elsewhere:
             return BLOCKED_S
         self._awaited_s = min(max(BLOCKED_S, 2 * self._awaited_s), AWAITED_S)
@@ -239,47 +232,62 @@ class SchedulerProcess:
             log.exception("the scheduler cannot be emptied in order")
             outputs = []
         ended = {output.rid for output in outputs if output.finish is not None}
-        left = [(rid, frontend) for rid, frontend in sorted(self._live.items()) if rid not in ended]
-        self._post(outputs + [failed(rid, frontend, fault) for rid, frontend in left])
+        for rid, frontend in sorted(self._live.items()):
+            if rid not in ended:
+                outputs.append(TokenOutput.failed(rid, fault, frontend))
+        self._post(outputs)
 
-    def _post(self, outputs: Sequence[TokenOutput]) -> None:
+    def _post(self, outputs: list[TokenOutput]) -> None:
         if not outputs and not self._begun:
             return
         begun, self._begun = self._begun, []
         for output in outputs:
             if output.finish is not None:
                 self._live.pop(output.rid, None)
-        outputs, vectors = self._vectors.split(outputs)
-        self._post_vectors(vectors)
-        if outputs or begun:
-            self._post_texts(outputs, begun)
-
-    def _post_texts(self, outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> None:
-        """Each alone where all together cannot travel; one that cannot travel alone becomes an error."""
+        if self._vectors.live:
+            outputs, vectors = self._vectors.split(outputs)
+            if vectors:
+                self._post_vectors(vectors)
+        if not outputs and not begun:
+            return
         try:
             self._outbox.send(batch(outputs, begun))
         except WireError as error:
             log.error("outputs cannot travel: %s", error)
-            if begun or len(outputs) > 1:
-                self._outbox.send(batch([], begun))
-                for output in outputs:
-                    self._post_texts([output], [])
-                return
-            [output] = outputs
-            self._scheduler.abort(output.rid)
-            self._live.pop(output.rid, None)
-            self._outbox.send(batch([failed(output.rid, output.http_worker_ipc, error)], []))
+            self._outbox.send(batch([], begun))
+            send_one_by_one(self._outbox, outputs, batch, self._fail)
 
-    def _post_vectors(self, vectors: Sequence[EmbeddingOutput]) -> None:
-        """The same of vectors."""
-        if not vectors:
-            return
+    def _fail(self, output: TokenOutput, error: WireError) -> TokenOutput:
+        """End a request whose output cannot travel."""
+        self._scheduler.abort(output.rid)
+        self._live.pop(output.rid, None)
+        return TokenOutput.failed(output.rid, error, output.http_worker_ipc)
+
+    def _post_vectors(self, vectors: list[EmbeddingOutput]) -> None:
         try:
             self._outbox.send(vector_batch(vectors))
-        except WireError as error:
-            if len(vectors) > 1:
-                for vector in vectors:
-                    self._post_vectors([vector])
-                return
-            alone = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
-            self._outbox.send(vector_batch([alone]))
+        except WireError:
+            send_one_by_one(self._outbox, vectors, vector_batch, EmbeddingOutput.failed)
+
+
+def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
+    """What the detokeniser needs to know of the request."""
+    params = request.sampling_params
+    return TextRequest(
+        rid=request.rid,
+        stop=params.stop,
+        stop_regex=params.stop_regex,
+        skip_special_tokens=params.skip_special_tokens,
+        no_stop_trim=params.no_stop_trim,
+        at_start=request.at_start,
+        http_worker_ipc=request.http_worker_ipc,
+    )
+
+
+def batch(outputs: list[TokenOutput], begun: Sequence[TextRequest] = ()) -> BatchTokenIDOutput:
+    rids = [output.rid for output in outputs]
+    return BatchTokenIDOutput(rids=rids, outputs=outputs, begun=list(begun)).with_spec()
+
+
+def vector_batch(vectors: list[EmbeddingOutput]) -> BatchEmbeddingOutput:
+    return BatchEmbeddingOutput(rids=[vector.rid for vector in vectors], outputs=vectors)

@@ -1,7 +1,7 @@
 """Verbs: carries out the control verbs in the scheduler's process, and answers each once.
 
-A verb of runtime.protocol.control.VERBS with `by="scheduler"` is a method of its name here. One with
-`by="runner"` is a method of the runner. Knows no mailbox.
+A verb of runtime.protocol.control.VERBS with `by="scheduler"` is a method of the same name here, one with
+`by="runner"` a method of the runner. Knows no mailbox.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sized
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from runtime.cache.prefix_cache import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.memory_release import MemoryRelease
-from runtime.processes.pipeline.outputs import as_fault
-from runtime.processes.pipeline.precompile import Precompiles
+from runtime.processes.pipeline.deferred_verbs import (
+    Answer,
+    Data,
+    MemoryRelease,
+    Precompiles,
+    WeightUpdates,
+)
 from runtime.processes.pipeline.runner_process import RunnerProcess
-from runtime.processes.pipeline.weight_updates import WeightUpdates
-from runtime.protocol.adapters import no_adapters
 from runtime.protocol.control import (
     MAX_PREFIX_IDS,
     MAX_PREFIXES,
@@ -44,8 +46,9 @@ from runtime.protocol.control import (
     UnloadLoRAAdapterReq,
     UpdateWeightsReq,
     Verb,
+    no_adapters,
 )
-from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
+from runtime.protocol.errors import BadRequest, InternalFault, NotSupported, RuntimeFault
 from runtime.protocol.request_base import SingleReq
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.requests.adapters import AdapterRegistry
@@ -53,39 +56,29 @@ from runtime.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-Data = dict[str, Any]
-Answer = tuple[bool, str, Data]
-"""ok, message and data of a ControlOutput."""
-
 
 class Profiler(Protocol):
-    """Records where time goes. recording: in this process, now."""
-
-    recording: bool
+    """Records how long the parts of a step take."""
 
     def start(self, folder: str | None, steps: int | None) -> Data:
-        """Raises BadRequest: one runs already, or the folder cannot be written to."""
-        ...
+        """Raises BadRequest: one is recorded already, or the folder cannot be written to."""
 
     def stop(self) -> Data:
-        """Raises BadRequest when none runs."""
-        ...
+        """Raises BadRequest if none is recorded."""
 
     def stepped(self) -> None:
-        """A step was made."""
-        ...
+        """A step has ended."""
 
     def close(self) -> None:
-        """The engine ends. A profile being recorded in this process is written."""
-        ...
+        """Write a profile that is being recorded in this process."""
 
 
 class Verbs:
-    """reply: sends an answer. live: the requests in hand. path: of the model's weights, None if they are in
-    no file. shared: other engines read the KV pool.
+    """reply: sends an answer. live: the live requests. path: of the model's weights, None if they are in no
+    file. shared: other engines read the KV pool. waiting: some verb is to be answered by `answer_due`.
 
-    Each verb takes its request and returns the answer's data, or the whole answer; None means that the answer
-    comes later, from `answer_due`. Raising a RuntimeFault answers with that.
+    Each verb takes its request and returns the answer's data, or the whole answer; None: it is answered
+    later. A RuntimeFault that it raises is the answer.
     """
 
     def __init__(
@@ -105,13 +98,14 @@ class Verbs:
         self._send, self._clock, self._live, self._profiler = reply, clock, live, profiler
         self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, request), waiting for idleness
         self._updates = WeightUpdates(scheduler, runner, path)
-        self._memory = MemoryRelease(scheduler, runner, self._updates, clock, shared=shared)
+        self.memory = MemoryRelease(scheduler, runner, self._updates, clock, shared=shared)
         self._precompiles = Precompiles(grammar)
+        self.waiting = False
         self.faults = 0
-        """Steps that failed one after another."""
+        """Consecutive steps that failed."""
 
     def take(self, request: SingleReq) -> None:
-        """Carry out one verb, or begin to."""
+        """Carry out a verb, or register it for later."""
         verb = VERB_OF.get(type(request))
         if verb is None:
             fault = BadRequest(f"the scheduler does not know {type(request).__name__}", where="type")
@@ -120,26 +114,27 @@ class Verbs:
             self._answer(request, partial(self._on_runner, verb, request))
         else:
             self._answer(request, partial(getattr(self, verb.name), request))
+            self._look_for_waiting()
 
     def answer_due(self, in_flight: bool) -> None:
-        """After each step: carry out and answer what waited and can be done now. in_flight: whether the next
-        step has begun."""
+        """After a step: carry out and answer the waiting verbs that can be carried out now. in_flight:
+        whether the next step has begun."""
         self._flush_due()
         for update in self._updates.due(in_flight):
             self._answer(update, partial(self._updates.make, update))
-        if (release := self._memory.due(in_flight)) is not None:
-            self._answer(release, partial(self._memory.make, release))
-        for asked, data in self._precompiles.due(self._clock()):
-            self._reply(asked, (True, "", data))
+        if (release := self.memory.due(in_flight)) is not None:
+            self._answer(release, partial(self.memory.make, release))
+        for precompile, data in self._precompiles.due(self._clock()):
+            self._reply(precompile, (True, "", data))
+        self._look_for_waiting()
+
+    def _look_for_waiting(self) -> None:
+        self.waiting = bool(self._flushes or self._updates or self.memory or self._precompiles)
 
     @property
     def compiling(self) -> bool:
-        """Whether someone waits for compilations, which are looked at again and again."""
+        """Whether a request waits for compilations."""
         return bool(self._precompiles)
-
-    def check_awake(self) -> None:
-        """Raise NotReady while memory is released."""
-        self._memory.check_awake()
 
     # -- the verbs -------------------------------------------------------------------------------------------
 
@@ -171,7 +166,7 @@ class Verbs:
             **self._grammar_state(),
             "live": len(self._live),
             "faults_in_a_row": self.faults,
-            "released": self._memory.released,
+            "released": self.memory.released,
         }
 
     def prefixes(self, request: GetPrefixesReq) -> Data:
@@ -202,17 +197,17 @@ class Verbs:
         return {"loaded_adapters": adapters.loaded}
 
     def update_weights_from_disk(self, request: UpdateWeightsReq) -> None:
-        self._memory.check_weights()
+        self.memory.check_weights()
         self._updates.add(request)
 
     def release_memory_occupation(self, request: ReleaseMemoryReq) -> None:
-        self._memory.add(request)
+        self.memory.add(request)
 
     def resume_memory_occupation(self, request: ResumeMemoryReq) -> Answer:
-        return self._memory.make(request)
+        return self.memory.make(request)
 
     def health(self, _: HealthReq) -> Data:
-        paused, released = self._scheduler.paused, self._memory.released
+        paused, released = self._scheduler.paused, self.memory.released
         return {"live": len(self._live), "paused": paused, "released": released}
 
     # -- within ----------------------------------------------------------------------------------------------
@@ -247,13 +242,10 @@ class Verbs:
         )
 
     def _flush_due(self) -> None:
-        """Flush for the requests whose time is up, or for all of them once nothing runs."""
-        if not self._flushes:
-            return
+        """Flush for the requests whose time is up; for all of them if nothing runs."""
         now, busy = self._clock(), self._scheduler.busy
-        waiting = self._flushes if busy else []
         due = [request for until, request in self._flushes if not busy or until <= now]
-        self._flushes = [(until, request) for until, request in waiting if until > now]
+        self._flushes = [one for one in self._flushes if busy and one[0] > now]
         for request in due:
             self._answer(request, self._flush)
 
@@ -292,13 +284,19 @@ class Verbs:
         }
 
 
-def surveyed(scheduler: Scheduler | EmbeddingScheduler, asked: GetPrefixesReq) -> dict[str, Any]:
-    """A PrefixTree as data; no more of it than the limits, whoever asks. Vectors are made without a cache."""
+def as_fault(error: Exception, what: str) -> RuntimeFault:
+    if isinstance(error, RuntimeFault):
+        return error
+    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")
+
+
+def surveyed(scheduler: Scheduler | EmbeddingScheduler, request: GetPrefixesReq) -> Data:
+    """A PrefixTree as data, within the limits. Encoders have no cache."""
     match scheduler:
         case Scheduler(manager=manager):
             cache = manager.cache
         case EmbeddingScheduler():
             cache = NoCache()
-    tree = cache.survey(min(max(0, asked.most), MAX_PREFIXES), min(max(0, asked.ids), MAX_PREFIX_IDS))
-    data: dict[str, Any] = msgspec.to_builtins(tree)
+    tree = cache.survey(min(max(0, request.most), MAX_PREFIXES), min(max(0, request.ids), MAX_PREFIX_IDS))
+    data: Data = msgspec.to_builtins(tree)
     return data

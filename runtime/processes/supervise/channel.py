@@ -1,31 +1,48 @@
-"""Messages between supervisor and child, over the child's stdin and stdout: small messages.
+"""Messages between supervisor and child, over the child's stdin and stdout, and the names of processes.
 
-The pipe is also the lifeline: when the supervisor is gone the child reads its end, when the child is gone the
-supervisor does. It knows no requests.
+The pipe is also the lifeline: when one side has ended the other reads the end of it. Knows no requests.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
 import msgspec
 
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
-from runtime.ipc.frames import HEAD, frame
+from runtime.ipc.address import Address
+from runtime.ipc.socket_mailbox import HEAD, frame
 from runtime.ipc.wire import Wire
 from runtime.protocol.errors import InternalFault, WireError
 
 Role = Literal["scheduler", "detokenizer", "http"]
 MAX_BYTES = 16 << 20
+SCHEDULER = "scheduler"
+DETOKENIZER = "detokenizer"
+"""Names of processes, and of their sockets."""
+
+
+def frontend_name(index: int) -> str:
+    """The name of an HTTP worker, and the `http_worker_ipc` of its requests."""
+    return f"worker-{index}"
+
+
+def pid_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.pid"
+
+
+def mailbox_of(folder: Path, name: str) -> Address:
+    return Address.ipc(folder / f"{name}.ipc")
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A child's configuration. folder: of the sockets. frontends: names of the HTTP workers, which are their
-    sockets' names. listener: the inherited file descriptor of the listening socket. replaces: it takes the
-    place of one that died, and others serve meanwhile."""
+    """A child's configuration. folder: of the sockets. frontends: names of the HTTP workers. listener: the
+    inherited file descriptor of the listening socket. replaces: it replaces a worker that died, while others
+    serve."""
 
     role: Role
     name: str
@@ -45,17 +62,17 @@ class Go(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """End; what is in hand may take drain_s seconds more."""
+    """End; live requests may take drain_s seconds more."""
 
     drain_s: float = 0.0
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """The server ends soon: go on as before, but say so to whoever asks for its health."""
+    """The server ends soon: go on, but report it as the health."""
 
 
 class Reload(msgspec.Struct, frozen=True):
-    """Read again what may change while the server runs: the file of API keys."""
+    """Read the file of API keys again."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -92,7 +109,7 @@ class ChildEnd:
 
     @classmethod
     def adopt(cls) -> ChildEnd:
-        """Take over stdin and stdout: whatever else is printed goes to stderr, and nothing reads."""
+        """Take over stdin and stdout: other output goes to stderr, and stdin is empty."""
         read, write = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -101,26 +118,25 @@ class ChildEnd:
         return cls(read, write)
 
     def spec(self) -> ChildSpec:
-        """The first message. Raises InternalFault when it is none."""
-        found: object = None
+        """The first message. Raises InternalFault if it is no ChildSpec."""
         why = "it is empty"
         try:
-            found = self._next()
+            message = self._next()
+            if isinstance(message, ChildSpec):
+                return message
         except WireError as error:
             why = str(error)
-        if isinstance(found, ChildSpec):
-            return found
         raise InternalFault(
             f"stdin holds no child's configuration: {why}", hint="python -m runtime serve starts these"
         )
 
     def order(self) -> Order | None:
-        """The next order; None when the supervisor is gone. Raises WireError."""
-        found = self._next()
-        return found if isinstance(found, Go | Leave | Stop | Reload) else None
+        """The next order; None when the supervisor has ended. Raises WireError."""
+        message = self._next()
+        return message if isinstance(message, Go | Leave | Stop | Reload) else None
 
     def report(self, report: Report) -> None:
-        """Never blocks and never fails: a supervisor that does not read is gone, or will see our end."""
+        """Never blocks and never fails: a supervisor that does not read has ended, or will see our end."""
         with self._lock:
             try:
                 os.write(self._write, frame(FROM_CHILD.encode(report)))
@@ -142,10 +158,10 @@ class ChildEnd:
         return None if data is None else TO_CHILD.decode(data)
 
     def _exactly(self, size: int) -> bytes | None:
-        found = b""
-        while len(found) < size:
-            data = self._read.read(size - len(found))
-            if not data:
+        data = b""
+        while len(data) < size:
+            more = self._read.read(size - len(data))
+            if not more:
                 return None
-            found += data
-        return found
+            data += more
+        return data

@@ -1,9 +1,9 @@
-"""A child of the server: reads what it is from stdin, does it, and ends with its supervisor.
+"""A child of the server: reads its configuration from stdin, runs its role, and ends with its supervisor.
 
     python -m runtime.processes.supervise.child < frames of runtime.processes.supervise.channel
 
 It loads only what its role needs: torch is in the runner's process alone (runtime.engine.follower). Signals
-are the supervisor's business; a child obeys its pipe.
+are left to the supervisor.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def main() -> int:
     except BaseException as error:
         if lifecycle.stopping is None:
             # The supervisor reports it to the user. A defect's traceback is for the log.
-            found = fault_of(error)
-            if isinstance(found, InternalFault):
+            cause = fault_of(error)
+            if isinstance(cause, InternalFault):
                 log.error("ends: %s", error, exc_info=error)
-            end.report(Failed(found.to_dict()))
+            end.report(Failed(cause.to_dict()))
             return 1
         log.debug("ended while stopping: %s", error)
     lifecycle.tidy()
@@ -73,5 +73,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    # Threads of libraries, and of requests that nobody waits for, must not keep the process.
+    # Threads of libraries and of abandoned requests must not keep the process.
     os._exit(code)

@@ -1,7 +1,5 @@
-"""EngineClient: connects a TokenizerManager to a scheduler and a detokeniser in other processes.
-
-It has the mailboxes and the thread that reads; requests are the manager's business.
-"""
+"""EngineClient: connects a TokenizerManager to a scheduler and a detokeniser in other processes, by mailboxes
+and a thread that reads."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from runtime.ipc.mailbox import MailboxClosed
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.frontend.build import build_tokenizer_manager
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
-from runtime.processes.supervise.names import SCHEDULER, mailbox_of
+from runtime.processes.supervise.channel import SCHEDULER, mailbox_of
 from runtime.protocol.control import GroupFailed
 from runtime.protocol.errors import EngineDead, RuntimeFault
 
@@ -25,14 +23,14 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 5.0
 SEND_TIMEOUT_S = 0.5
-"""The event loop of a frontend must not wait longer for a scheduler that takes nothing."""
+"""Limits how long a scheduler that reads nothing can block a frontend's event loop."""
 
 
 class EngineClient:
     """`name`: of this HTTP worker among the group's, and of its socket."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Raises InternalFault when the sockets cannot be made."""
+        """Raises InternalFault if the sockets cannot be created."""
         self._name = name
         self._inbox = mailbox_of(folder, name).inbox()
         self._outbox = mailbox_of(folder, SCHEDULER).outbox(timeout_s=SEND_TIMEOUT_S)
@@ -64,7 +62,7 @@ class EngineClient:
         return manager
 
     def give_up(self, fault: RuntimeFault) -> None:
-        """Answer all requests, waiting and to come, with `fault`. The first one given stands."""
+        """Answer all requests, also later ones, with `fault`; with the first one if called again."""
         with self._lock:
             self._fault = self._fault or fault
             manager = self._manager

@@ -1,6 +1,7 @@
-"""Group: one generation of child processes, from their start to their end. It starts them, takes their
-reports, says what went wrong with which, and leaves none behind. An HTTP worker that dies is replaced: what
-it had in hand is given up, the others go on. Whether there is a next generation is not its business.
+"""Group: one generation of child processes, from their start to their end.
+
+It starts them, reads their reports, reports errors by process, and leaves none behind. An HTTP worker that
+dies is replaced: its requests are cancelled, the other workers go on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import contextlib
 import logging
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -20,11 +20,14 @@ from typing import Any
 
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
-from runtime.ipc.frames import Frames, frame
 from runtime.ipc.mailbox import MailboxClosed
+from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.ipc.zmq_mailbox import make_folder
+from runtime.processes.pipeline.before_start import describe_exit
 from runtime.processes.supervise.channel import (
+    DETOKENIZER,
     FROM_CHILD,
+    SCHEDULER,
     TO_CHILD,
     ChildSpec,
     Failed,
@@ -36,31 +39,34 @@ from runtime.processes.supervise.channel import (
     Reload,
     Role,
     Stop,
+    frontend_name,
+    mailbox_of,
+    pid_file,
 )
-from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, frontend_name, mailbox_of, pid_file
 from runtime.protocol.control import AbortReq, GroupFailed
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
 
 log = logging.getLogger(__name__)
 
 PASS_ON_S = 10.0
-"""How long HTTP workers may take to pass on why the group failed: more than a machine stands still."""
+"""How long HTTP workers may take to answer their requests with the group's failure; longer than a machine is
+suspended."""
 NOTIFY_S = 8.0
-"""How long one that lives may take to receive it."""
+"""How long a live worker may take to receive it."""
 STOP_S = 5.0
-"""How long a child may take to end when nothing is left to do."""
+"""How long a child may take to end when it has nothing left to do."""
 READ_BYTES = 1 << 16
 LONGEST_LOOK_S = 1.0
-"""How much one look at the children may add to their silence."""
+"""The longest silence that one reading of reports may add."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before an HTTP worker is replaced that was itself a replacement a short while ago."""
+"""Before a recent replacement of an HTTP worker is replaced."""
 STABLE_S = 60.0
-"""A process that ran so long is not one of a row of failures."""
+"""A process that ran so long does not count as another consecutive failure."""
 
 
 class Child:
-    """One process. `fault`: why it ended, as it reported. `stalled_s`: how long its current work has taken;
-    `silent_s`: how long nothing came from it."""
+    """One process. `fault`: the reason of its end that it reported. `stalled_s`: how long its current work
+    has taken; `silent_s`: how long it has reported nothing."""
 
     def __init__(self, spec: ChildSpec, environment: Mapping[str, str]) -> None:
         self.spec, self.name = spec, spec.name
@@ -90,11 +96,11 @@ class Child:
         return self.process.poll() is None
 
     def order(self, item: Order | ChildSpec) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it is gone, as its end will say
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which ended() reports
             self._stdin.write(frame(TO_CHILD.encode(item)))
 
     def read_reports(self) -> None:
-        """Take in what it reported. Raises InternalFault when that makes no sense."""
+        """Read its reports. Raises InternalFault for one that cannot be read."""
         while True:
             try:
                 data = os.read(self.stdout.fileno(), READ_BYTES)
@@ -125,9 +131,8 @@ class Child:
         code = self.process.poll()
         if code is None:
             return None
-        how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with code {code}"
         why = "" if self.fault is None else f": {self.fault}"
-        return EngineDead(f"the {self.name} process {how}{why}", where=self.name)
+        return EngineDead(f"the {self.name} process {describe_exit(code)}{why}", where=self.name)
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -143,10 +148,8 @@ class Child:
 
 
 class Group:
-    """scheduler, detokeniser and HTTP workers (or, without a listener, none: then `frontends` names frontends
-    that somebody else runs).
-
-    The one who made it calls `wait` again and again; it raises when the group cannot go on.
+    """scheduler, detokeniser and HTTP workers; without a listener no workers, and `frontends` names frontends
+    of others. Its owner calls `wait` repeatedly, which raises when the group cannot go on.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class Group:
         roles: list[tuple[Role, str]] = [("scheduler", SCHEDULER), ("detokenizer", DETOKENIZER)]
         roles += [("http", name) for name in workers]
         if server.http_workers > 1:
-            # Where they count together; one that dies does not take its counts along.
+            # Shared counters, which survive a worker.
             counts = make_folder(self.folder / "metrics")
             self._environment["PROMETHEUS_MULTIPROC_DIR"] = str(counts)
         try:
@@ -187,7 +190,7 @@ class Group:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the scheduler reported when it was ready."""
+        """The facts that the scheduler reported when it was ready."""
         return self.children[0].facts
 
     def wait(self, timeout: float) -> None:
@@ -199,7 +202,7 @@ class Group:
         for child in self.children:
             fault = child.ended()
             if fault is not None and not self._replaces(child, fault):
-                # One that cannot start says so in its own words: a model that is not there is no dead engine.
+                # A failed start keeps its own error: a missing model is no dead engine.
                 raise child.fault if child.fault is not None and not self._served else fault
         if self.children[0].ready and not self._released:
             self._released = True
@@ -213,8 +216,8 @@ class Group:
             child.order(Reload())
 
     def drain(self, seconds: float, hurry: Callable[[], bool]) -> bool:
-        """Stop the HTTP workers: they take no more and finish what they have, and wait for them. False as
-        soon as `hurry` says so. Raises EngineDead when what they need dies meanwhile."""
+        """Stop the HTTP workers and wait until they have finished their requests. False as soon as `hurry()`
+        is true. Raises EngineDead when the scheduler or detokeniser dies meanwhile."""
         workers = self._workers()
         for child in workers:
             child.order(Stop(seconds))
@@ -229,13 +232,13 @@ class Group:
         return True
 
     def fail(self, fault: RuntimeFault) -> None:
-        """Notify all frontends at once that nothing more will be answered, and let them pass it on."""
+        """Notify all frontends of the failure, and wait until they have answered their requests with it."""
         notice = GroupFailed(message=fault.message, where=fault.where)
-        gone = {child.name for child in self.children if not child.alive}
+        ended = {child.name for child in self.children if not child.alive}
         boxes = [
             mailbox_of(self.folder, name).outbox(timeout_s=0.2, linger_s=NOTIFY_S)
             for name in self._frontends
-            if name not in gone
+            if name not in ended
         ]
         for box in boxes:
             with contextlib.suppress(MailboxClosed):
@@ -245,13 +248,13 @@ class Group:
         workers = [child for child in self._workers() if child.alive]
         for child in workers:
             child.order(Stop(PASS_ON_S))
-        self._until_gone(workers, PASS_ON_S + 1.0)
+        self._await_end(workers, PASS_ON_S + 1.0)
 
     def end(self) -> None:
-        """End what still runs, by force where it must be, and release everything."""
+        """End all children, by force if necessary, and release everything."""
         for child in self.children:
             child.order(Stop(0.0))
-        self._until_gone(self.children, STOP_S)
+        self._await_end(self.children, STOP_S)
         for child in self.children:
             if child.alive:
                 log.warning("the %s process does not end and is killed", child.name)
@@ -260,7 +263,7 @@ class Group:
         self._selector.close()
 
     def leave(self) -> None:
-        """Have the HTTP workers say that the server will end; they go on as before."""
+        """Have the HTTP workers report that the server will end; they go on."""
         for child in self._workers():
             child.order(Leave())
 
@@ -284,8 +287,8 @@ class Group:
         return child
 
     def _replaces(self, child: Child, fault: EngineDead) -> bool:
-        """Whether another takes the place of one that ended: of an HTTP worker, once all had been ready, and
-        not too often in a row. It comes at once, or a while after one that came a short while ago."""
+        """Whether an ended child is replaced: an HTTP worker, once all have been ready, and not too often in
+        a row. A recent replacement is replaced after a pause."""
         if child.spec.role != "http" or not self._served:
             return False
         name, now = child.name, time.monotonic()
@@ -300,20 +303,20 @@ class Group:
         if now >= self._due[name]:
             del self._due[name]
             try:
-                made = self._start("http", name, replaces=True)
+                worker = self._start("http", name, replaces=True)
             except OSError as error:
                 raise InternalFault(f"a process cannot be started: {error}") from error
-            made.order(Go(self.facts))
-            self.children[self.children.index(child)] = made
+            worker.order(Go(self.facts))
+            self.children[self.children.index(child)] = worker
         return True
 
     def _give_up(self, child: Child, fault: EngineDead) -> None:
-        """Release what ended, and have the scheduler cancel what nobody waits for any more."""
+        """Release an ended child, and have the scheduler cancel its requests."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(child.stdout)
         child.release()
         for left in self.folder.glob(f"metrics/gauge_live*_{child.process.pid}.db"):
-            left.unlink(missing_ok=True)  # what it had in hand
+            left.unlink(missing_ok=True)
         outbox = mailbox_of(self.folder, SCHEDULER).outbox(timeout_s=0.2, linger_s=NOTIFY_S)
         with contextlib.suppress(MailboxClosed):
             outbox.send(AbortReq(frontend=child.name, message=str(fault)))
@@ -323,7 +326,7 @@ class Group:
         return [child for child in self.children if child.spec.role == "http"]
 
     def _read_reports(self, timeout: float) -> None:
-        # A time in which this process did not look either is no silence of theirs: all may have stood still.
+        # If this process did not run either, the machine was suspended: that is no silence of the children.
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, LONGEST_LOOK_S), now
         for child in self.children:
@@ -335,13 +338,13 @@ class Group:
                 with contextlib.suppress(KeyError, ValueError):
                     self._selector.unregister(reported.stdout)
 
-    def _until_gone(self, children: list[Child], seconds: float) -> None:
+    def _await_end(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while any(child.alive for child in children) and time.monotonic() < deadline:
             self._read_reports(0.05)
 
     def _check_progress(self) -> None:
-        """Raise EngineDead for a child that does not get on; where another can take its place, kill it."""
+        """Raise EngineDead for a child that makes no progress; kill it if it can be replaced."""
         patience, steps = self.engine.load_timeout_s, self.engine.step_timeout_s
         beats = self._server.heartbeat_timeout_s
         for child in self.children:
@@ -362,13 +365,6 @@ class Group:
             if self._served:
                 child.kill()  # it would not end by itself
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(STOP_S)  # nobody is to wait until it receives anything
+                    child.process.wait(STOP_S)  # so that no message waits for it
             if not self._replaces(child, fault):
                 raise fault
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,5 +1,5 @@
-"""Lifecycle of a child process: it takes the supervisor's orders, sends heartbeats, and ends the process when
-the supervisor is gone. It knows no roles.
+"""Lifecycle of a child process: it takes the supervisor's orders, sends heartbeats, and ends the process
+after the supervisor. Knows no roles.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 ORPHAN_S = 10.0
-"""How long a child may go on after its supervisor is gone, to answer whoever waits: more than a machine may
-be suspended."""
+"""How long a child may go on after its supervisor to answer its requests; longer than a machine is
+suspended."""
 EARLY_S = 0.5
-"""How long one that is stopped while it still loads may go on."""
+"""The same for a child that is stopped while it loads."""
 EXIT_S = 10.0
-"""How much longer than it was given to drain a child may take to end."""
+"""How much longer than its time to drain a child may take to end."""
 
 
 class Lifecycle:
-    """`stalled_s` may be replaced: how long the current work has taken; and `reload`: read again what may
-    change, called from another thread. `leaving`: the server ends, soon or now."""
+    """The role may replace `stalled_s`: how long the current work has taken; and `reload`: read the API keys
+    again, called from another thread. `leaving`: the server ends, soon or now."""
 
     def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
         self._end, self._spec = end, spec
@@ -65,13 +65,13 @@ class Lifecycle:
     def ready(self, facts: dict[str, Any] | None = None) -> None:
         """Report to the supervisor that the work can begin."""
         gc.collect()
-        gc.freeze()  # what is loaded stays: looking through it again would hold all threads up
+        gc.freeze()  # loaded objects stay: collecting them again would stop all threads
         self._ready = True
         self._end.report(Ready(facts or {}))
 
     def facts(self, timeout: float) -> dict[str, Any]:
-        """What the scheduler reported when it was ready. Raises DeadlineExceeded; EngineDead when stopped
-        first."""
+        """The facts that the scheduler reported when it was ready. Raises DeadlineExceeded; EngineDead when
+        stopped first."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._facts is not None or self.stopping, timeout):
                 raise DeadlineExceeded(
@@ -82,7 +82,7 @@ class Lifecycle:
             return self._facts
 
     def on_stop(self, act: Callable[[Stop], None]) -> None:
-        """Call `act`, from another thread, when the child is to end; at once when it was stopped already."""
+        """Call `act` when the child is to end, from another thread; at once if it was stopped already."""
         with self._changed:
             self._on_stop.append(act)
             stopping = self.stopping
@@ -117,7 +117,7 @@ class Lifecycle:
     def _send_heartbeats(self) -> None:
         stalled_s = 0.0
         while True:
-            # It grows with the beats: a time in which the whole process stood still is not the work's.
+            # It grows with the beats only: the time of a suspended process does not count.
             stalled_s = min(self.stalled_s(), stalled_s + 2 * HEARTBEAT_S)
             self._end.report(Heartbeat(stalled_s))
             if self._spec.parent and os.getppid() != self._spec.parent:
@@ -136,7 +136,7 @@ class Lifecycle:
             act(order)
 
     def _orphan(self) -> None:
-        """The supervisor is gone. Whatever the role does about it, this process ends soon."""
+        """The supervisor has ended: stop, and end this process soon, whatever the role does."""
         with self._changed:
             if self.orphaned:
                 return
@@ -148,7 +148,7 @@ class Lifecycle:
             self._stop(Stop(0.0))
 
     def tidy(self) -> None:
-        """Remove the sockets, when nobody else is left to do so."""
+        """Remove the sockets if the supervisor has ended."""
         if not self.orphaned:
             return
         folder = Path(self._spec.folder)
@@ -158,7 +158,7 @@ class Lifecycle:
 
 
 def end_after(seconds: float, before: Callable[[], None] = lambda: None) -> None:
-    """End this process then, whatever its threads do."""
+    """End this process after that time, whatever its threads do."""
 
     def end() -> None:
         time.sleep(seconds)

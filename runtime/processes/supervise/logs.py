@@ -14,27 +14,27 @@ from typing import Any, TextIO
 from runtime.config.serving.server import ServerConfig
 
 QUIET = ("uvicorn.error", "httpx", "httpcore", "asyncio")
-"""Loggers whose info lines say nothing to a user of the server."""
+"""Loggers whose info lines do not matter to users of the server."""
 
 
 ACCESS = "runtime.access"
 """Logger of one line for each HTTP request."""
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 TRACE_ID: ContextVar[str | None] = ContextVar("trace_id", default=None)
-"""Of the HTTP request that is being answered, where it is traced: 32 hexadecimal digits."""
+"""Of the current HTTP request, if it is traced: 32 hexadecimal digits."""
 FIELDS = "fields"
-"""Attribute of a record: what a line of JSON has besides, as a dict."""
+"""Attribute of a record: more fields of a line of JSON, as a dict."""
 
 
 class _Text(logging.Formatter):
-    """A line ends with the id of the request that it is about."""
+    """Lines that end with the id of their request."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {name}: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        made, identity = super().formatMessage(record), REQUEST_ID.get()
-        return made if identity is None else f"{made} [{identity}]"
+        line, identity = super().formatMessage(record), REQUEST_ID.get()
+        return line if identity is None else f"{line} [{identity}]"
 
 
 class _Json(logging.Formatter):
@@ -45,7 +45,7 @@ class _Json(logging.Formatter):
         self._name = name
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(),
             "level": record.levelname.lower(),
             "process": self._name,
@@ -54,11 +54,11 @@ class _Json(logging.Formatter):
         }
         for key, variable in (("request_id", REQUEST_ID), ("trace_id", TRACE_ID)):
             if (value := variable.get()) is not None:
-                told[key] = value
-        told |= getattr(record, FIELDS, {})
+                fields[key] = value
+        fields |= getattr(record, FIELDS, {})
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
 
 
 class _Lines(logging.StreamHandler[TextIO]):
@@ -73,7 +73,7 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 
 class _Hide(logging.Filter):
-    """Takes the key out of whatever is logged."""
+    """Removes a key from all messages."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -87,8 +87,7 @@ class _Hide(logging.Filter):
 
 
 def set_up(config: ServerConfig, name: str, *secrets: str) -> None:
-    """Log as `name`, from now on and in all of this process. Replaces what was set up before. secrets: what
-    is hidden besides the API key."""
+    """Log as `name` in this process. Replaces earlier handlers. secrets: are hidden like the API keys."""
     logging.raiseExceptions = False
     handlers: list[logging.Handler] = [_Lines(sys.stderr)]
     problem = None

@@ -1,6 +1,5 @@
-"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it.
-
-It serves no requests itself and holds neither model nor tokenizer.
+"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it. It
+has neither model nor tokenizer.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from runtime.config.flags import Options, read_options
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.before_start import check_names, for_children
 from runtime.processes.supervise import logs
-from runtime.processes.supervise.group import Group
-from runtime.processes.supervise.names import DETOKENIZER, mailbox_of
+from runtime.processes.supervise.channel import DETOKENIZER, mailbox_of
+from runtime.processes.supervise.group import FIRST_PAUSE_S, LONGEST_PAUSE_S, STABLE_S, Group
 from runtime.protocol.console import set_title
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
@@ -36,9 +35,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 BACKLOG = 2048
 SHORT_TEMPORARY = "/tmp"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-STABLE_S = 60.0
-"""A group that ran so long is not one of a row of failures."""
 
 ELSEWHERE: Registry[Callable[[Options, Mapping[str, str]], int]] = Registry(
     "serving engine", {"ray": "runtime.server.replicas.start:start"}
@@ -47,8 +43,8 @@ ELSEWHERE: Registry[Callable[[Options, Mapping[str, str]], int]] = Registry(
 
 
 class Supervisor:
-    """`run` in the main thread: it takes SIGTERM and SIGINT. The first lets requests finish, the second does
-    not. With a file of API keys SIGHUP has it read again."""
+    """`run` in the main thread: it handles SIGTERM and SIGINT. The first signal lets requests finish, the
+    second does not. With a file of API keys, SIGHUP reads it again."""
 
     def __init__(self, engine: EngineConfig, server: ServerConfig, environment: Mapping[str, str]) -> None:
         self._engine, self._server = engine, server
@@ -59,8 +55,8 @@ class Supervisor:
         self._served = False
 
     def run(self) -> int:
-        """The exit code. Raises what makes a start impossible (BadRequest, ModelLoadError and their kin), and
-        EngineDead when a process died and starting again was not asked for, or did not help."""
+        """The exit code. Raises the errors of a failed start (BadRequest, ModelLoadError ...), and EngineDead
+        when a process died and restarts are off, or did not help."""
         check_names(self._engine)
         self._engine.locate()
         with self._taking_signals(), listening(self._server) as listener, _private_folder() as folder:
@@ -80,7 +76,7 @@ class Supervisor:
                     return 0
 
     def _serve(self, folder: Path, listener: socket.socket) -> None:
-        """One group, until it is stopped. Raises what it died of."""
+        """Run one group until it is stopped. Raises the reason of its death."""
         group = Group(self._engine, self._server, folder, listener, self._environment)
         ready_at: float | None = None
         try:
@@ -121,12 +117,12 @@ class Supervisor:
             group.fail(EngineDead("the server was told to end at once"))
 
     def _tries_again(self) -> bool:
-        """A group that never worked will not do so the next time."""
-        wanted = self._server.restart and self._served and not self._signals
-        if wanted and self._failures > self._server.restart_limit:
+        """A group that never served is not started again."""
+        restarts = self._server.restart and self._served and not self._signals
+        if restarts and self._failures > self._server.restart_limit:
             log.error("%d failures in a row; giving up", self._failures)
             return False
-        return wanted
+        return restarts
 
     def _pause(self) -> bool:
         """Wait before the next start, longer after each failure. True when stopped meanwhile."""
@@ -146,7 +142,7 @@ class Supervisor:
 
         numbers = [signal.SIGTERM, signal.SIGINT]
         if self._server.api_keys_file is not None:
-            numbers.append(signal.SIGHUP)  # without such a file it ends the server, as it does any process
+            numbers.append(signal.SIGHUP)  # without the file it ends the server, as by default
         if self._server.end_with_stdin:
             threading.Thread(target=self._await_end_of_stdin, name="stdin", daemon=True).start()
         before = {number: signal.signal(number, take) for number in numbers}
@@ -167,7 +163,6 @@ class Supervisor:
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
     """The socket that all HTTP workers accept from. Raises BadRequest: an address that is taken, forbidden or
     not this machine's."""
-    place = f"{config.host}:{config.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -176,36 +171,36 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
         raise BadRequest(f"cannot be resolved: {error.strerror}", where=f"host {config.host}") from error
     except UnicodeError as error:  # a part that is empty or too long
         raise BadRequest("cannot be resolved: not a valid host name", where=f"host {config.host}") from error
-    made = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        # From here on nobody else gets the address; who connects learns that the model is being loaded.
-        made.listen(BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # From here on the address is ours; clients that connect wait until the model is loaded.
+        listener.listen(BACKLOG)
     except OSError as error:
-        made.close()
+        listener.close()
         taken = error.errno == errno.EADDRINUSE
         raise BadRequest(
             "another process is listening there" if taken else f"cannot listen there: {error.strerror}",
-            where=place,
+            where=f"{config.host}:{config.port}",
             hint="choose another port, or 0 for any free one" if taken else None,
         ) from error
     try:
-        log.info("listening on %s", url_of(made))
-        yield made
+        log.info("listening on %s", url_of(listener))
+        yield listener
     finally:
-        made.close()
+        listener.close()
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where this machine reaches it."""
+    """Its URL on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def tell_ready(file: str | None, listener: socket.socket) -> None:
-    """For whoever started this and waits. A file that cannot be written is his loss."""
+    """Write the address for a program that waits for the server; errors are only logged."""
     if file is None:
         return
     ready = json.dumps({"url": url_of(listener), "port": listener.getsockname()[1], "pid": os.getpid()})
@@ -220,16 +215,15 @@ def tell_ready(file: str | None, listener: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder for the sockets; elsewhere when the usual place has too long a path for sockets. Raises
-    InternalFault."""
+    """A folder for the sockets; in /tmp if the usual one has too long a path. Raises InternalFault."""
     folder = _make_folder(None)
     try:
-        _check_room(folder)
+        _check_path(folder)
     except InternalFault:
         folder.rmdir()
         folder = _make_folder(SHORT_TEMPORARY)
     try:
-        _check_room(folder)
+        _check_path(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -246,14 +240,14 @@ def _make_folder(base: str | None) -> Path:
         ) from error
 
 
-def _check_room(folder: Path) -> None:
-    """Raises InternalFault when the longest path of a socket that is made in there is too long."""
+def _check_path(folder: Path) -> None:
+    """Raises InternalFault if the longest path of a socket in the folder is too long."""
     mailbox_of(folder / "10000", DETOKENIZER)
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:
-    """`serve`: read the options and run a Supervisor with them, or what runs servers elsewhere. The exit
-    code; raises as Supervisor.run, and BadRequest for options that are wrong."""
+    """`serve`: read the options and run a Supervisor, or another serving engine. Returns the exit code.
+    Raises the errors of Supervisor.run, and BadRequest for wrong options."""
     _fill_standard_streams()
     options = read_options(arguments, environment, prog)
     logs.set_up(options.server, "supervisor")
@@ -264,8 +258,8 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
 
 
 def _fill_standard_streams() -> None:
-    """Where stdin, stdout or stderr is closed, put the null device: else a pipe or socket would get its
-    number, and what is printed would go there."""
+    """Open the null device for a closed stdin, stdout or stderr: else a pipe or socket would get its number,
+    and the output of print."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

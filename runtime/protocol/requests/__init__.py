@@ -1,4 +1,3 @@
-"""Requests for text and for vectors, for one prompt or many, and how one of many becomes several of one.
-
-Others read them from `runtime.protocol.io_struct`.
+"""Users' requests for text and for vectors, for one prompt or many. Import them from
+`runtime.protocol.io_struct`.
 """

@@ -1,22 +1,13 @@
-"""EmbeddingReqInput: texts whose vectors are wanted, as a user asks for them.
-
-Knows no tokenizer and no model.
-"""
+"""EmbeddingReqInput: a user's request for vectors. Knows no tokenizer and no model."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
+from runtime.protocol import request_base
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.requests import batching
-from runtime.protocol.requests.batching import Spread
-from runtime.protocol.requests.many import ManyReq
-from runtime.protocol.sampling import SamplingParams, set_fields
-
-_ITEM_LISTS = frozenset(
-    {"rid", "text", "input_ids", "image_data", "video_data", "audio_data", "sampling_params", "lora_path",
-     "lora_id", "extra_key", "cache_salt"}
-)  # fmt: skip
+from runtime.protocol.request_base import ManyReq, Spread
+from runtime.protocol.sampling import SamplingParams
 
 
 class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
@@ -57,15 +48,15 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         if self.text is not None and self.input_ids is not None:
             raise BadRequest("text and input_ids cannot be provided at the same time.", where="text")
         spread = self._count()
-        self.rid = batching.rids(self.rid, spread)
-        batching.check_unique(self.rid)
-        self.sampling_params = batching.params_of(self.sampling_params, spread, _nothing_new)
+        self.rid = request_base.rids(self.rid, spread)
+        request_base.check_unique(self.rid)
+        self.sampling_params = request_base.params_of(self.sampling_params, spread, _nothing_new)
         if spread.single:
-            self.extra_key = batching.extra_key(self.extra_key)
-            self.cache_salt = batching.cache_salt(self.cache_salt)
+            self.extra_key = request_base.extra_key(self.extra_key)
+            self.cache_salt = request_base.cache_salt(self.cache_salt)
         else:
-            self.extra_key = spread.each("extra_key", self.extra_key, batching.extra_key)
-            self.cache_salt = spread.each("cache_salt", self.cache_salt, batching.cache_salt)
+            self.extra_key = spread.each("extra_key", self.extra_key, request_base.extra_key)
+            self.cache_salt = spread.each("cache_salt", self.cache_salt, request_base.cache_salt)
             for name in ("image_data", "video_data", "audio_data", "lora_path", "lora_id"):
                 setattr(self, name, spread.each(name, getattr(self, name)))
         self.set_size(spread)
@@ -78,7 +69,7 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
             first = next(one for one in media if one is not None)
             many = isinstance(first, list) and len(first) > 0
             return Spread(len(first) if many else 1, 1, not many)
-        count, single = batching.count_prompts(self.text, self.input_ids, None)
+        count, single = request_base.count_prompts(self.text, self.input_ids, None)
         if isinstance(self.text, list) and not all(isinstance(one, str) for one in self.text):
             raise BadRequest(
                 "text should be a string or a list of strings; pairs are for cross-encoders.", where="text"
@@ -98,14 +89,9 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         return Spread(len(self.text), 1, False)
 
     def _item(self, index: int) -> Self:
-        fields = set_fields(self)
-        for name, values in fields.items():
-            if isinstance(values, list) and name in _ITEM_LISTS:
-                fields[name] = values[index]
-        if self.is_cross_encoder_request:
-            fields["text"] = [fields["text"]]
-        item = type(self)(**fields)
-        item.set_size(Spread(1, 1, True))
+        item = super()._item(index)
+        if item.is_cross_encoder_request:
+            item.text = [item.text]  # type: ignore[list-item]  # the pair
         return item
 
     @property
@@ -114,8 +100,8 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         text = self.text
         if not self.is_cross_encoder_request or not isinstance(text, list):
             return None
-        found = text[0] if isinstance(text[0], list) else text
-        return (str(found[0]), str(found[1]))
+        pair = text[0] if isinstance(text[0], list) else text
+        return (str(pair[0]), str(pair[1]))
 
 
 def _is_pair(value: Any) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runtime.plan import Adapter, Runner
-from runtime.protocol.adapters import no_adapters
+from runtime.protocol.control import no_adapters
 from runtime.protocol.errors import AdapterError, ModelNotFound
 from runtime.scheduler.requests.request import Request
 

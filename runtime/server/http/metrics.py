@@ -27,7 +27,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import Begun, Observer
 from runtime.protocol.errors import Aborted, RuntimeFault
 from runtime.server.http.keys import KeyMetrics, KeyRing
 from runtime.server.observe.exemplars import Exemplars, labels_here
@@ -158,7 +158,7 @@ class HttpMetrics:
             self._exemplars.put(name, _LONG, labels, seconds, labels_here())
 
 
-class RequestMetrics:
+class RequestMetrics(Observer):
     """An observer of the frontend: what becomes of the requests it carries. Safe from any thread."""
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], exemplars: Exemplars) -> None:

@@ -19,7 +19,7 @@ from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.protocol.sampling import WORDS
+from runtime.protocol.sampling import SAMPLING_KEYS
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields, to_struct
 from runtime.server.http.errors import error_body, json_response
@@ -34,7 +34,7 @@ PER_ITEM = (
 )  # fmt: skip
 """Lists in a meta_info with one entry per output token."""
 _INCREMENTAL = ("stream_output", "incremental_streaming_output")
-_SAMPLING_FIELDS = frozenset(WORDS)
+_SAMPLING_FIELDS = frozenset(SAMPLING_KEYS)
 
 _GENERATE_SCHEMA = body_schema(
     GenerateReqInput,

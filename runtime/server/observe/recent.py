@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import CLIENT, Begun, Observer
 from runtime.protocol.errors import RuntimeFault
 
 KEPT = 512
@@ -38,7 +37,7 @@ class RecentRequest(msgspec.Struct):
     failed: bool = False
 
 
-class Recent:
+class Recent(Observer):
     """An observer of the frontend. Keeps the last KEPT that ended, and those that run."""
 
     def __init__(self) -> None:

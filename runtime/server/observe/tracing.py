@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from starlette.types import Scope
 
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import Begun, Observer
 from runtime.processes.supervise.logs import REQUEST_ID, TRACE_ID
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.registry import MissingExtra
@@ -27,7 +27,7 @@ FLUSH_MS = 2000
 NS = 1_000_000_000
 
 
-class Tracing:
+class Tracing(Observer):
     """`provider`: an SDK's TracerProvider. An observer of the frontend besides. Raises MissingExtra."""
 
     def __init__(self, provider: Any, model: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
-from runtime.protocol.sampling import ROOM
+from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields
 from runtime.server.http.errors import NotSupported
@@ -89,7 +89,7 @@ def adapter_of(ctx: ServerContext, name: str) -> str | None:
 
 def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
     """The sampling_params of a body. Raises BadRequest, NotSupported."""
-    sampling: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": ROOM}
+    sampling: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": UNLIMITED}
     options = known_fields(
         body.options or {},
         {*_SAME, "num_predict", "seed", "repeat_penalty", *_OF_THE_MACHINE, *_FIXED},
@@ -111,7 +111,7 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
             sampling["repetition_penalty"] = value
         elif name == "num_predict" and value >= 0:
             # Ollama ends at the context's end, whatever was asked for.
-            sampling["max_new_tokens"] = value if value < ctx.model.context_length else ROOM
+            sampling["max_new_tokens"] = value if value < ctx.model.context_length else UNLIMITED
         elif name == "seed" and value >= 0:
             sampling["seed"] = value
     if body.keep_alive is not None:

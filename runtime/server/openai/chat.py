@@ -20,7 +20,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
-from runtime.protocol.sampling import ROOM
+from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames
 from runtime.server.http.errors import NotSupported, json_response
@@ -154,7 +154,7 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
     BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fields = fields_of(ctx, body, ROOM if limit is None else limit)
+    fields = fields_of(ctx, body, UNLIMITED if limit is None else limit)
     fields.setdefault("require_reasoning", None)
     if body.logprobs:
         fields = with_logprobs(fields, body.top_logprobs or 0)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from runtime.formats.json_stream import JsonStream, JsonStreamError
-from runtime.protocol.constraint import JSON_WORDS, Constraint
+from runtime.protocol.constraint import JSON_OPTIONS as JSON_OPTIONS
+from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import Call, Completion, Delta
 from sglang_dsl.errors import Unsupported
 from sglang_dsl.ir.typed import json_in, unfenced
@@ -396,7 +397,7 @@ def _quoted(text: str) -> str:
 
 def check_spec_only(constraint: Constraint, backend: str) -> None:
     """Raise Unsupported if the constraint has more than its kind and text, which no API takes."""
-    fields = [name for name in JSON_WORDS if getattr(constraint, name) is not None]
+    fields = [name for name in JSON_OPTIONS if getattr(constraint, name) is not None]
     if fields:
         raise Unsupported(
             f"{backend} does not take {', '.join(fields)} together with a constraint",

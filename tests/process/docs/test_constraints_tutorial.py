@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from runtime.config.engine import EngineConfig
 from runtime.protocol.constraint import SchemaFormat, Whitespace
-from runtime.protocol.sampling import CONSTRAINT_WORDS
+from runtime.protocol.sampling import CONSTRAINT_KEYS
 from runtime.server.output_format import OutputFields, ResponseFormat, StructuredOutputs
 from sglang_dsl import gen
 from tests.process.patience import PROGRAM_S
@@ -37,7 +37,7 @@ def test_it_names_every_word_and_no_other() -> None:
     words = set(re.findall(r"`([a-z_]+)=`", PAGE))
     assert words <= set(inspect.signature(gen).parameters)
     assert {"regex", "json_schema", "ebnf", "structural_tag", "choices", "dtype", "whitespace"} <= words
-    for name in (*CONSTRAINT_WORDS, *OutputFields.__struct_fields__, *StructuredOutputs.__struct_fields__):
+    for name in (*CONSTRAINT_KEYS, *OutputFields.__struct_fields__, *StructuredOutputs.__struct_fields__):
         assert f"`{name}" in PAGE
     for name in get_args(typing.get_type_hints(ResponseFormat)["type"]):
         assert name == "text" or f"`{name}`" in PAGE

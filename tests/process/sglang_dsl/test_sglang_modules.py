@@ -353,7 +353,7 @@ def test_a_command_in_several_lines_is_one_command() -> None:
 
 
 def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine() -> None:
-    for make in (runtime_options, server_names.own_options):
+    for make in (runtime_options, server_names.runtime_options):
         with pytest.warns(UserWarning, match="without effect.*attention_backend=fa3, cuda_graph_bs=8"):
             assert make({"attention_backend": "fa3", "cuda_graph_bs": 8, "page_size": 2}) == {"page_size": 2}
         assert make({"attention_backend": None, "log_requests": False}) == {}
@@ -361,7 +361,7 @@ def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine(
 
 def test_what_changes_answers_is_refused_by_a_runtime_and_an_engine_and_named_by_a_command() -> None:
     with pytest.raises(NotSupported, match="modelopt_quant"):
-        server_names.own_options({"modelopt_quant": "fp8"})
+        server_names.runtime_options({"modelopt_quant": "fp8"})
     with pytest.raises(Unsupported, match="json_model_override_args"):
         runtime_options({"json_model_override_args": '{"rope_theta": 1}'})
     assert runtime_options({"modelopt_quant": None, "json_model_override_args": "{}"}) == {}
@@ -373,10 +373,10 @@ def test_what_changes_answers_is_refused_by_a_runtime_and_an_engine_and_named_by
 def test_adapters_are_named_as_in_programs_for_it() -> None:
     objects = [{"lora_name": "a", "lora_path": "b"}, "c=d"]
     for named in ({"a": "b", "c": "d"}, ["a=b", "c=d"], objects):
-        assert server_names.own_options({"lora_paths": named}) == {"lora_paths": ("a=b", "c=d")}
-    assert server_names.own_options({"lora_paths": None}) == {"lora_paths": ()}
+        assert server_names.runtime_options({"lora_paths": named}) == {"lora_paths": ("a=b", "c=d")}
+    assert server_names.runtime_options({"lora_paths": None}) == {"lora_paths": ()}
     with pytest.raises(NotSupported, match="pinned"):
-        server_names.own_options({"lora_paths": [{"lora_name": "a", "lora_path": "b", "pinned": True}]})
+        server_names.runtime_options({"lora_paths": [{"lora_name": "a", "lora_path": "b", "pinned": True}]})
 
 
 def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from runtime.disagg.transfer.net.messages import (
     Refused,
     Welcome,
 )
-from runtime.ipc.frames import HEAD, frame
+from runtime.ipc.socket_mailbox import HEAD, frame
 from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLost, WireError, from_dict
 
 NONCE_BYTES = 32

@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.disagg.transfer.memory import KVLayout
 from runtime.disagg.transfer.net.messages import MAX_MESSAGE, MESSAGES, Ping
-from runtime.ipc.frames import Frames, frame
+from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLost, WireError
 
 log = logging.getLogger(__name__)

@@ -1,2 +1,2 @@
-"""Pictures of requests: sources.py has their bytes from where a request says, pictures.py makes pixels of
-them for the model's vision tower, placing.py puts them into the prompt's ids."""
+"""Pictures of requests: sources.py reads their bytes, pictures.py decodes them and puts them into the
+prompt."""

@@ -1,7 +1,8 @@
 """A picture's bytes -> pixels of the size that the model's vision tower takes, and a hash of them.
 
-The same pixels as transformers' image processor for these families (Pillow's) gives. What the header says
-of the size is looked at before anything is decoded.
+Also puts pictures into a prompt: each placeholder among its ids becomes as many as the picture has tokens.
+The pixels are those of transformers' image processor for these families (Pillow's). The size in the header is
+checked before anything is decoded.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from PIL import Image, ImageOps
 from runtime.config.parts.vision import ImageOptions, VisionSpec
 from runtime.processes.frontend.images.sources import Sources
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.messages import DETAILS, ImageData
+from runtime.protocol.messages import DETAILS, ImageData, ImageInput
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 LOW_PIXELS = 512 * 512
-"""With detail "low" a picture is made as small."""
+"""The most pixels with detail "low"."""
 STRETCHED = 200
-"""How many times longer than wide a picture may be."""
+"""The largest ratio of a picture's sides."""
 DECODED_AT_ONCE = 2
 KEPT_BYTES = 64 << 20
-"""Of pixels of pictures that came lately: conversations bring theirs again with each turn."""
+"""Pixels of recent pictures that are cached: conversations send theirs again with each turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,47 +66,49 @@ class PictureReader:
                 hint="start the engine with a larger max_images",
             )
 
-    def read(self, images: Sequence[ImageData], room: int) -> list[Picture]:
-        """In their order. room: tokens that they may have together. Raises BadRequest naming which."""
+    def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
+        """The pictures in order, with at most so many tokens together. Raises BadRequest naming which is
+        wrong."""
         self.check_count(len(images))
-        found: list[Picture] = []
+        pictures: list[Picture] = []
+        left = most_tokens
         for index, one in enumerate(images):
-            where = f"images[{index}]"
+            field = f"images[{index}]"
             if one.detail not in DETAILS:
                 raise BadRequest(
-                    f"detail must be one of {', '.join(DETAILS)}, got {one.detail!r:.40}", where=where
+                    f"detail must be one of {', '.join(DETAILS)}, got {one.detail!r:.40}", where=field
                 )
             if one.max_dynamic_patch is not None:
                 raise BadRequest(
-                    "this model does not split images into tiles: leave out max_dynamic_patch", where=where
+                    "this model does not split images into tiles: leave out max_dynamic_patch", where=field
                 )
-            found.append(self._read(one, where))
-            room -= found[-1].tokens
-            if room < 0:
+            pictures.append(self._read(one, field))
+            left -= pictures[-1].tokens
+            if left < 0:
                 raise BadRequest(
-                    f"the images up to this one exceed the available tokens by {-room}",
-                    where=where,
+                    f"the images up to this one exceed the available tokens by {-left}",
+                    where=field,
                     hint='send smaller images, or use detail "low"',
                 )
-        return found
+        return pictures
 
-    def _read(self, one: ImageData, where: str) -> Picture:
-        data = self._sources.read(one.url, where)
+    def _read(self, one: ImageData, field: str) -> Picture:
+        data = self._sources.read(one.url, field)
         key = hashlib.sha256(data).digest(), one.detail == "low"
         known = self._recent.get(key)
         if known is not None:
             return known
         with self._turn:
             self.decoded += 1
-            made = self._made(data, low=one.detail == "low", where=where)
-        self._recent.add(key, made)
-        return made
+            picture = self._decode(data, low=one.detail == "low", field=field)
+        self._recent.add(key, picture)
+        return picture
 
-    def _made(self, data: bytes, *, low: bool, where: str) -> Picture:
+    def _decode(self, data: bytes, *, low: bool, field: str) -> Picture:
         spec = self.spec
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-                self._check_size(opened.width, opened.height, where)
+                self._check_size(opened.width, opened.height, field)
                 upright = ImageOps.exif_transpose(opened)
                 if "transparency" in upright.info:
                     upright = upright.convert("RGBA")
@@ -117,35 +120,35 @@ class PictureReader:
         except BadRequest:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise self._too_many_pixels(where) from None
+            raise self._too_many_pixels(field) from None
         except Exception as error:
             raise BadRequest(
                 f"is not an image that can be read ({', '.join(FORMATS)}): {type(error).__name__}",
-                where=where,
+                where=field,
             ) from error
         digest = hashlib.sha256(f"{height} {width} ".encode() + pixels).digest()
         return Picture(pixels, height, width, *spec.grid(height, width), digest)
 
-    def _check_size(self, width: int, height: int, where: str) -> None:
+    def _check_size(self, width: int, height: int, field: str) -> None:
         if width * height > self._options.max_image_pixels:
-            raise self._too_many_pixels(where)
+            raise self._too_many_pixels(field)
         if max(width, height) > STRETCHED * min(width, height):
             raise BadRequest(
                 f"the image has {width} x {height} pixels: too long and narrow (at most {STRETCHED}:1)",
-                where=where,
+                where=field,
             )
 
-    def _too_many_pixels(self, where: str) -> BadRequest:
+    def _too_many_pixels(self, field: str) -> BadRequest:
         return BadRequest(
             f"the image has more than {self._options.max_image_pixels} pixels",
-            where=where,
+            where=field,
             hint="make it smaller, or start the engine with a larger max_image_pixels",
         )
 
 
 def smart_size(height: int, width: int, step: int, least: int, most: int) -> tuple[int, int]:
-    """Height and width nearest to the picture's that are multiples of `step` and have from `least` to `most`
-    pixels together, as far as its shape allows (the rule is Qwen2-VL's)."""
+    """Height and width nearest to the picture's that are multiples of `step`, with `least` to `most` pixels
+    if its shape allows (Qwen2-VL's rule)."""
     high, wide = (round(side / step) * step for side in (height, width))
     if high * wide > most:
         factor = math.sqrt(height * width / most)
@@ -157,7 +160,8 @@ def smart_size(height: int, width: int, step: int, least: int, most: int) -> tup
 
 
 class _Recent:
-    """Pictures by what they were made of, up to so many bytes; who was asked for longest ago goes first."""
+    """A cache of pictures by the hash of their data, of at most so many bytes; the least recently used go
+    first."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
@@ -166,10 +170,10 @@ class _Recent:
 
     def get(self, key: tuple[bytes, bool]) -> Picture | None:
         with self._lock:
-            found = self._held.get(key)
-            if found is not None:
+            picture = self._held.get(key)
+            if picture is not None:
                 self._held.move_to_end(key)
-            return found
+            return picture
 
     def add(self, key: tuple[bytes, bool], one: Picture) -> None:
         with self._lock:
@@ -179,3 +183,40 @@ class _Recent:
             self._bytes += len(one.pixels)
             while self._bytes > self._most and self._held:
                 self._bytes -= len(self._held.popitem(last=False)[1].pixels)
+
+
+def check_placeholders(ids: Sequence[int], image_id: int, count: int) -> None:
+    """Raise BadRequest unless the prompt has as many placeholders as pictures."""
+    placeholders = sum([token == image_id for token in ids])
+    if placeholders != count:
+        raise BadRequest(
+            f"the prompt has {placeholders} image placeholders, but {count} images were sent",
+            where="images",
+            hint="each image needs one placeholder; a chat template writes it for each image part",
+        )
+
+
+def expand(ids: Sequence[int], image_id: int, images: Sequence[ImageInput]) -> list[int]:
+    """The ids with placeholders for pictures that put_pictures() has measured."""
+    coming = iter(images)
+    return [one for token in ids for one in [token] * (next(coming).length if token == image_id else 1)]
+
+
+def put_pictures(
+    ids: Sequence[int], image_id: int, pictures: Sequence[Picture]
+) -> tuple[list[int], list[ImageInput]]:
+    """The longer ids, and the pictures with their positions in them. There are as many as placeholders."""
+    longer: list[int] = []
+    images: list[ImageInput] = []
+    coming = iter(pictures)
+    for token in ids:
+        if token != image_id:
+            longer.append(token)
+            continue
+        one = next(coming)
+        extent = max(one.rows, one.columns)
+        images.append(
+            ImageInput(one.pixels, one.height, one.width, one.digest, len(longer), one.tokens, extent)
+        )
+        longer += [image_id] * one.tokens
+    return longer, images

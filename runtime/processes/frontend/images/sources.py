@@ -1,8 +1,8 @@
-"""Where a request says that a picture is -> its bytes: data in the request itself, and, where the engine's
-options allow it, addresses and files. Nothing here looks into them.
+"""A picture's URL in a request -> its bytes: data in the URL itself and, if the engine's options allow it,
+addresses and files.
 
-An address is the user's word, and this process may reach what the user may not. So only hosts that were
-allowed are asked, and with * only public addresses (runtime.tools.fetch).
+This process may reach addresses that the user may not. So only allowed hosts are asked, and with * only
+public addresses (runtime.tools.fetch).
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ class Sources:
         folder = options.allowed_local_media_path
         self._folder = Path(folder).expanduser().resolve() if folder else None
 
-    def read(self, url: str, where: str) -> bytes:
+    def read(self, url: str, field: str) -> bytes:
         """Raises BadRequest: not allowed, not there, too large, not in time."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme in ("http", "https"):
-            return self._fetched(url, where)
+            return self._fetched(url, field)
         if scheme == "file":
-            return self._file(url, where)
+            return self._file(url, field)
         if scheme == "data":
-            found = _DATA.match(url)
-            if found is None:
-                raise BadRequest("is not a data URL in base64", where=where, hint=_SHAPES)
-            return self._decoded(url[found.end() :], where)
-        return self._decoded(url, where)
+            head = _DATA.match(url)
+            if head is None:
+                raise BadRequest("is not a data URL in base64", where=field, hint=_SHAPES)
+            return self._decoded(url[head.end() :], field)
+        return self._decoded(url, field)
 
-    def _decoded(self, text: str, where: str) -> bytes:
+    def _decoded(self, text: str, field: str) -> bytes:
         if len(text) > self._most * 4 // 3 + 4:
-            raise self._too_large(where)
+            raise self._too_large(field)
         try:
             return base64.b64decode(text.encode("ascii"), validate=True)
         except (binascii.Error, UnicodeEncodeError):
-            raise BadRequest("is not valid base64", where=where, hint=_SHAPES) from None
+            raise BadRequest("is not valid base64", where=field, hint=_SHAPES) from None
 
-    def _file(self, url: str, where: str) -> bytes:
+    def _file(self, url: str, field: str) -> bytes:
         parts = urlsplit(url)
         if self._folder is None or parts.netloc not in ("", "localhost"):
             raise BadRequest(
                 "this engine does not read files for requests",
-                where=where,
+                where=field,
                 hint="send the image as a data URL, or start it with --allowed-local-media-path",
             )
-        wrong = BadRequest("is not an image that requests may name", where=where)
+        wrong = BadRequest("is not an image that requests may name", where=field)
         try:
-            # Links are followed before it is looked where that leads.
+            # Links are resolved before the check.
             path = Path(unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(self._folder):
                 raise wrong
@@ -83,43 +83,42 @@ class Sources:
         with open(handle, "rb") as file:
             data = file.read(self._most + 1)
         if len(data) > self._most:
-            raise self._too_large(where)
+            raise self._too_large(field)
         return data
 
-    def _fetched(self, url: str, where: str) -> bytes:
-        """In a thread of its own, with an event loop of its own: the caller's thread may have one that
-        runs."""
+    def _fetched(self, url: str, field: str) -> bytes:
+        """In another thread with an event loop: the caller's thread may have one that runs."""
 
         def trusts(target: httpx.URL) -> bool:
-            """A host that was allowed by name may be anywhere; with * it must have a public address."""
+            """A host that is allowed by name may have any address; with * it must be a public one."""
             if {target.host, target.raw_host.decode()} & self._hosts:
                 return True
             if "*" in self._hosts or target.scheme not in ("http", "https"):
                 return False
             raise BadRequest(
                 "this engine does not fetch images from there",
-                where=where,
+                where=field,
                 hint="send the image as a data URL, or start it with --allowed-media-domains",
             )
 
         work = fetch(url, accept="image/*", most_bytes=self._most, timeout_s=self._timeout_s, trusts=trusts)
         with ThreadPoolExecutor(1, "fetch") as thread:
             try:
-                found = thread.submit(_run, work).result()
+                fetched = thread.submit(_run, work).result()
             except NotFetched as error:
-                raise BadRequest(f"the image {error}", where=where) from error
-        if found.status != 200:
-            raise BadRequest(f"the image's host answered {found.status}", where=where)
-        if found.is_cut:
-            raise self._too_large(where)
-        return found.body
+                raise BadRequest(f"the image {error}", where=field) from error
+        if fetched.status != 200:
+            raise BadRequest(f"the image's host answered {fetched.status}", where=field)
+        if fetched.is_cut:
+            raise self._too_large(field)
+        return fetched.body
 
-    def _too_large(self, where: str) -> BadRequest:
-        return BadRequest(f"the image has more than {self._most} bytes", where=where, hint="make it smaller")
+    def _too_large(self, field: str) -> BadRequest:
+        return BadRequest(f"the image has more than {self._most} bytes", where=field, hint="make it smaller")
 
 
 def _run(work: Coroutine[Any, Any, Fetched]) -> Fetched:
-    """A name that is still being looked up when the time is over is not waited for."""
+    """Like asyncio.run(), but does not wait for the thread of a name lookup that has timed out."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(work)

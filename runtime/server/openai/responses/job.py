@@ -18,7 +18,7 @@ from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
-from runtime.protocol.sampling import ROOM
+from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import NotSupported, error_type
 from runtime.server.http.left_out import says_nothing
@@ -132,7 +132,7 @@ class Job:
         limit = body.max_output_tokens
         if limit is not None and limit < 1:
             raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
-        sampling["max_new_tokens"] = ROOM if limit is None else limit - self._usage[2]
+        sampling["max_new_tokens"] = UNLIMITED if limit is None else limit - self._usage[2]
         own, fields = generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and asked(body).sampling:

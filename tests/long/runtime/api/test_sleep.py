@@ -18,9 +18,8 @@ import pytest
 from runtime.api import Engine
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
+from runtime.processes.pipeline.deferred_verbs import MemoryRelease, WeightUpdates
 from runtime.processes.pipeline.launch import launch
-from runtime.processes.pipeline.memory_release import MemoryRelease
-from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.control import GetStateReq, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, ModelLoadError, NotReady, NotSupported, RuntimeFault
 from runtime.server.app import build_app

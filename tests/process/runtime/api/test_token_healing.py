@@ -12,8 +12,8 @@ import pytest
 
 from runtime.api import Engine
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput

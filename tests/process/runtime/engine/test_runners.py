@@ -501,7 +501,7 @@ def test_it_ends_with_whoever_started_it_even_when_stopped() -> None:
 
 
 def test_a_process_of_its_own_is_the_default_where_it_pays() -> None:
-    decide = loading.own_process.__wrapped__  # without what tests/conftest.py does
+    decide = loading.needs_process.__wrapped__  # without what tests/conftest.py does
     cores = len(os.sched_getaffinity(0))
     small = ModelSpec.from_dir(find_checkpoint("pocket"))
     large = dataclasses.replace(small, hidden_size=1024)

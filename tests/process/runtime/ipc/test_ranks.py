@@ -208,7 +208,7 @@ def test_what_a_lost_rank_said_last_can_be_read_and_the_others_are_let_go() -> N
             links.append((here.outbox(TO_RANK), here.inbox(FROM_RANK)))
             ends.append((there.inbox(TO_RANK), there.outbox(FROM_RANK)))
     ranks = Ranks(links)
-    assert ranks.gone is None
+    assert ranks.first_lost is None
     with pytest.raises(DeadlineExceeded, match="rank 0"):
         ranks.gather(0)
     ends[1][1].send(Done({"rank": 1}))
@@ -218,7 +218,7 @@ def test_what_a_lost_rank_said_last_can_be_read_and_the_others_are_let_go() -> N
     for act in (lambda: ranks.gather(LONG_S), lambda: ranks.send_to(0, plan(1, 1))):
         with pytest.raises(EngineDead, match="rank 1 has ended"):
             act()
-    assert ranks.gone == 1
+    assert ranks.first_lost == 1
     assert ranks.remains(1) == [Done({"rank": 1})]
     assert ranks.remains(1) == []
     with pytest.raises(MailboxClosed):

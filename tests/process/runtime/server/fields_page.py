@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.protocol.requests import single
-from runtime.protocol.sampling import WORDS
+from runtime.protocol.requests import generate
+from runtime.protocol.sampling import SAMPLING_KEYS
 from runtime.server.app import describe
 from runtime.server.http.left_out import ELSEWHERE
 from runtime.server.openai import chat, params
@@ -33,7 +33,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "/v1/chat/completions": {**params._REFUSED, **chat._REFUSED},
     "/v1/completions": params._REFUSED,
     "/v1/responses": job._REFUSED,
-    "/generate": dict(single._UNSERVED),
+    "/generate": dict(generate._UNSERVED),
     "/api/generate": dict.fromkeys(("template", "context"), "the model's own template is used"),
     "structured_outputs": {"disable_additional_properties": "set additionalProperties: false in the schema"},
 }
@@ -70,7 +70,7 @@ def known() -> dict[str, frozenset[str]]:
     """path -> the fields that the document has."""
     document: dict[str, Any] = json.loads(msgspec.json.encode(describe()))
     made = {
-        "sampling_params": frozenset(WORDS),
+        "sampling_params": frozenset(SAMPLING_KEYS),
         "structured_outputs": frozenset(StructuredOutputs.__struct_encode_fields__),
     }
     for path, methods in document["paths"].items():

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.protocol.constraint import JSON_WORDS
-from runtime.protocol.sampling import CONSTRAINT_WORDS
+from runtime.protocol.constraint import JSON_OPTIONS
+from runtime.protocol.sampling import CONSTRAINT_KEYS
 
 SCHEMA = {
     "type": "object",
@@ -121,7 +121,7 @@ def test_the_other_interfaces(client: httpx.Client) -> None:
 
 def test_the_native_route_takes_every_kind(client: httpx.Client) -> None:
     for words, kept in KEPT:
-        if not words.keys() <= {*CONSTRAINT_WORDS, *JSON_WORDS}:
+        if not words.keys() <= {*CONSTRAINT_KEYS, *JSON_OPTIONS}:
             continue
         params = {"max_new_tokens": 60, "temperature": 0, **words}
         assert kept(post(client, "/generate", {"text": "Is it cold?", "sampling_params": params})["text"])

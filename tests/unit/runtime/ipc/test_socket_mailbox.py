@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.ipc.address import Address
-from runtime.ipc.frames import frame
 from runtime.ipc.mailbox import Inbox, MailboxClosed, MailboxFull
+from runtime.ipc.socket_mailbox import frame
 from runtime.ipc.wire import PIPELINE
 from runtime.protocol.control import AbortReq, ControlOutput
 from runtime.protocol.errors import WireError

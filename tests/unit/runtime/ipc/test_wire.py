@@ -27,7 +27,6 @@ from runtime.protocol.io_struct import (
     EmbeddingOutput,
     FinishReason,
     HealthReq,
-    StrOutput,
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
@@ -258,12 +257,12 @@ def test_known_tags_are_those_of_the_table() -> None:
 def test_what_items_say_reads_as_parallel_lists() -> None:
     end = FinishReason(type="length")
     news = [
-        TokenOutput("a", [1, 2], prompt_tokens=3, completion_tokens=2, cached_tokens=1),
-        TokenOutput("b", [7], finish=end, prompt_tokens=5, completion_tokens=9, retractions=1),
+        TokenOutput("a", [1, 2], prompt_tokens=3, completion_tokens=2, cached_tokens=1, text="x"),
+        TokenOutput("b", [7], finish=end, prompt_tokens=5, completion_tokens=9, retractions=1, text="y"),
     ]
     for made in (
         BatchTokenIDOutput(rids=["a", "b"], outputs=news),
-        BatchStrOutput(rids=["a", "b"], outputs=[StrOutput("a", "x", news[0]), StrOutput("b", "y", news[1])]),
+        BatchStrOutput(rids=["a", "b"], outputs=news),
     ):
         back = decode(encode(made))
         assert isinstance(back, BatchTokenIDOutput | BatchStrOutput)

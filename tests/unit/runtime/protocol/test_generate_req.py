@@ -15,8 +15,7 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
-from runtime.protocol.requests.generate import copy_request
-from runtime.protocol.requests.single import SALT, SingleGenerateReq, resolve, typed_items
+from runtime.protocol.requests.generate import SALT, SingleGenerateReq, copy_request, resolve, typed_items
 from runtime.protocol.sampling import SamplingParams
 from tests.exploring import tries
 

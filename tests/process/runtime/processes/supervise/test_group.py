@@ -22,11 +22,10 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import launch
-from runtime.processes.supervise.channel import ChildSpec, Heartbeat
+from runtime.processes.supervise.channel import SCHEDULER, ChildSpec, Heartbeat, mailbox_of
 from runtime.processes.supervise.engine_client import EngineClient
 from runtime.processes.supervise.group import Group
 from runtime.processes.supervise.lifecycle import Lifecycle
-from runtime.processes.supervise.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import AbortReq, FlushCacheReq, GetStateReq
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import Begun
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import Aborted, InternalFault
 from runtime.server.http.metrics import Metrics
@@ -224,7 +224,7 @@ def test_the_processes_are_told() -> None:
 
 COUNTS = """
 import sys
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import Begun
 from runtime.server.http.metrics import Metrics
 metrics = Metrics("pocket", ("vllm",))
 for n in range(int(sys.argv[1])):

@@ -15,7 +15,7 @@ import pytest
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.io_struct import GenerateReqInput
-from runtime.protocol.requests.single import SingleGenerateReq
+from runtime.protocol.requests.generate import SingleGenerateReq
 from runtime.server.app import build_app
 from runtime.server.http.keys import KeyRing
 

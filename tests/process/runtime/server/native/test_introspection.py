@@ -17,8 +17,7 @@ import pytest
 from runtime import viewer
 from runtime.config.scheduler import SchedulerConfig
 from runtime.config.serving.server import ServerConfig
-from runtime.processes.frontend.client import CLIENT, Client
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import CLIENT, Begun, Client
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.processes.pipeline.verbs import surveyed
 from runtime.protocol.control import FlushCacheReq, GetPrefixesReq

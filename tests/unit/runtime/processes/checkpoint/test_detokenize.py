@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
-from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.pipeline.detokenizer import DetokenizerManager
+from runtime.processes.checkpoint.tokenizer import TextTable, Tokenizer
+from runtime.processes.pipeline.detokenizer import DetokenizerManager, IncrementalText
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import BatchTokenIDOutput, FinishReason, TextRequest, TokenOutput
 from runtime.protocol.vocabulary import Vocabulary
@@ -168,38 +167,21 @@ def batch(*outputs: TokenOutput, begun: tuple[TextRequest, ...] = ()) -> BatchTo
     )
 
 
-def test_manager_answers_streams_as_they_go_and_others_at_the_end() -> None:
+def test_manager_gives_each_delta_its_text() -> None:
     manager = DetokenizerManager(BYTES)
-    begun = (TextRequest(rid="s", stream=True), TextRequest(rid="w"))
-    made = manager.handle([batch(news("s", "ab"), news("w", "xy"), begun=begun)])
+    made = manager.handle(
+        [batch(news("s", "ab"), news("w", "xy"), begun=(TextRequest("s"), TextRequest("w")))]
+    )
     assert made is not None
-    assert [(o.rid, o.text) for o in made.outputs] == [("s", "ab")]
+    assert [(o.rid, o.text) for o in made.outputs] == [("s", "ab"), ("w", "xy")]
     done = FinishReason(type="length")
     made = manager.handle([batch(news("s", "c")), batch(news("s", "d", done), news("w", "z", done))])
     assert made is not None
-    assert {o.rid: (o.text, bytes(o.delta.new_ids)) for o in made.outputs} == {
-        "s": ("cd", b"cd"),
-        "w": ("xyz", b"xyz"),
-    }
+    assert [(o.rid, o.text, bytes(o.new_ids)) for o in made.outputs] == [
+        ("s", "c", b"c"), ("s", "d", b"d"), ("w", "z", b"z"),
+    ]  # fmt: skip
     assert len(manager) == 0
     assert manager.handle([batch(news("s", "late"))]) is None
-
-
-def test_manager_gathers_logprobs_over_replacements() -> None:
-    manager = DetokenizerManager(BYTES)
-    first = news("r", "ab", output_logprobs=[-1.0, -2.0])
-    last = TokenOutput(
-        rid="r",
-        new_ids=list(b"bc"),
-        replaced=1,
-        output_logprobs=[None, -3.0],
-        finish=FinishReason(type="length"),
-    )
-    made = manager.handle([batch(first, last, begun=(TextRequest(rid="r"),))])
-    assert made is not None
-    assert made.outputs[0].delta.output_logprobs == [-1.0, None, -3.0]
-    assert bytes(made.outputs[0].delta.new_ids) == b"abc"
-    assert made.outputs[0].text == "abc"
 
 
 def test_manager_is_bounded_and_says_so() -> None:

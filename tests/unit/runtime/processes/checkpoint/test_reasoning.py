@@ -10,12 +10,11 @@ import pytest
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import conversation
 from runtime.formats.reasoning.marks import marks_of
-from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import left_on, reasoning_kind
+from runtime.processes.checkpoint.model import Model, left_on, reasoning_kind
 from runtime.processes.checkpoint.templates import TemplateChoice
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput

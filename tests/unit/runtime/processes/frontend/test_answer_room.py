@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.processes.frontend.request_state import ENTRY_BYTES, NUMBER_BYTES, AnswerRoom, size_of
+from runtime.processes.frontend.request_state import ENTRY_BYTES, NUMBER_BYTES, AnswerBudget, size_of
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import TokenOutput
 
@@ -25,9 +25,9 @@ def test_what_an_output_takes() -> None:
 
 
 def test_the_room_is_shared() -> None:
-    room = AnswerRoom(100)
+    room = AnswerBudget(100)
     room.take(60)
     room.take(40)
     with pytest.raises(BadRequest, match="max_answer_bytes"):
         room.take(1)
-    AnswerRoom(None).take(1 << 40)
+    AnswerBudget(None).take(1 << 40)

@@ -19,8 +19,8 @@ from runtime.formats.chat.control import ControlTokens, acts_as_control
 from runtime.formats.chat.files import find_chat_template
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message, ToolCall

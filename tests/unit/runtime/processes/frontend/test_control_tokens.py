@@ -12,8 +12,8 @@ import runtime.pocket
 from runtime.config.model import ModelSpec
 from runtime.processes.checkpoint.templates import choose_template
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import RAW_ROLE, Message
 from runtime.protocol.sampling import SamplingParams

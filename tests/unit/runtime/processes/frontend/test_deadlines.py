@@ -11,8 +11,8 @@ from runtime.config.scheduler import SchedulerConfig
 from runtime.ipc.address import Address
 from runtime.ipc.wire import PIPELINE
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import EngineDead
 from runtime.protocol.io_struct import EmbeddingReqInput, GenerateReqInput, TokenOutput

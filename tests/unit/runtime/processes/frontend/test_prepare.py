@@ -8,8 +8,8 @@ import pytest
 
 from runtime.formats.chat.registry import get_chat_template
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, PromptTooLong, TemplateError
 from runtime.protocol.io_struct import GenerateReqInput

@@ -17,8 +17,8 @@ from runtime.config.engine import EngineConfig
 from runtime.formats.chat import get_chat_template, get_completion_template
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message

@@ -21,9 +21,9 @@ from runtime.formats.reasoning.marks import marks_of
 from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.limits import Limits
-from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.client import Begun
 from runtime.processes.frontend.prepare import Preparer
+from runtime.processes.frontend.prompt import Limits
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import Pipeline, start
 from runtime.processes.pipeline.loading import Loaded
@@ -51,7 +51,6 @@ from runtime.protocol.io_struct import (
     GetStateReq,
     GroupFailed,
     OutputDelta,
-    StrOutput,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     TokenOutput,
@@ -402,8 +401,7 @@ END = FinishReason("length")
 
 
 def answer(rid: str, text: str = "x", finish: FinishReason | None = END, **more: Any) -> Any:
-    delta = TokenOutput(rid, [5], finish=finish, **more)
-    return BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, text, delta)])
+    return BatchStrOutput(rids=[rid], outputs=[TokenOutput(rid, [5], finish=finish, text=text, **more)])
 
 
 def ask(manager: TokenizerManager, sent: Sent, **fields: Any) -> Future[GenerateOutput]:
@@ -472,7 +470,9 @@ def test_what_failed_here_is_cancelled_there(manager: TokenizerManager, sent: Se
     assert AbortReq(rid=request.rid) in sent.items
 
 
-def test_a_failed_group_is_everybodys_error(manager: TokenizerManager, sent: Sent) -> None:
+def test_a_failed_group_is_everybodys_error(tokenizer: Tokenizer, sent: Sent) -> None:
+    manager = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent)
+
     async def go() -> None:
         tasks = [
             asyncio.create_task(manager.submit(GenerateReqInput(text="a"))),
@@ -717,11 +717,9 @@ def test_thoughts_are_counted(tokenizer_files: dict[str, dict[str, Any]], sent: 
         asked = ask(manager, sent, text="a")
         rid = sent.requests()[-1].rid
         for token in ids:
-            manager.handle(
-                BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", TokenOutput(rid, [token]))])
-            )
+            manager.handle(BatchStrOutput(rids=[rid], outputs=[TokenOutput(rid, [token])]))
         end = TokenOutput(rid, [], finish=FinishReason("stop"))
-        manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", end)]))
+        manager.handle(BatchStrOutput(rids=[rid], outputs=[end]))
         assert asked.result(300).meta["reasoning_tokens"] == count
 
 
@@ -737,7 +735,7 @@ def test_a_slow_reader_gets_all_in_fewer_pieces(manager: TokenizerManager, sent:
         for text in "bcd":
             manager.handle(answer(rid, text, None, output_logprobs=[-2.0]))
         last = TokenOutput(rid, [6, 7], replaced=1, output_logprobs=[-3.0, -4.0], finish=FinishReason("stop"))
-        manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
+        manager.handle(BatchStrOutput(rids=[rid], outputs=[msgspec.structs.replace(last, text="e")]))
         return got + [output async for output in stream]
 
     outputs = asyncio.run(go())
@@ -759,7 +757,7 @@ def test_what_was_handed_out_is_taken_back(manager: TokenizerManager, sent: Sent
         manager.handle(answer(rid, "a", None, output_logprobs=[-1.0]))
         got = [await first]
         last = TokenOutput(rid, [6, 7], replaced=1, output_logprobs=[-3.0, -4.0], finish=FinishReason("stop"))
-        manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
+        manager.handle(BatchStrOutput(rids=[rid], outputs=[msgspec.structs.replace(last, text="e")]))
         return got + [output async for output in stream]
 
     for cumulative in (False, True):

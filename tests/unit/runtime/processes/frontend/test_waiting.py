@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from runtime.processes.frontend.waiting import Waiter
+from runtime.processes.frontend.batch_request import Waiter
 
 
 @pytest.mark.parametrize("steps", range(6))

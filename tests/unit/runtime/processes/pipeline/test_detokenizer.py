@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from runtime.grammar.search import Search
-from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
+from runtime.processes.checkpoint.tokenizer import TextTable
 from runtime.processes.frontend.output_accumulator import OutputAccumulator
-from runtime.processes.pipeline.detokenizer import JOIN, DetokenizerManager, failed_output, join
-from runtime.protocol.errors import InternalFault
+from runtime.processes.pipeline.detokenizer import DetokenizerManager, IncrementalText
 from runtime.protocol.io_struct import (
     BatchTokenIDOutput,
     FinishReason,
     GrammarInfo,
-    StrOutput,
     TextRequest,
     TokenizedGenerateReqInput,
     TokenOutput,
@@ -40,10 +39,8 @@ def news(ids: list[int], finish: FinishReason | None = None, replaced: int = 0) 
 
 
 @settings(deadline=None, max_examples=tries(150))
-@given(data=st.data(), stream=st.booleans(), table=st.sampled_from([BYTES, FALLBACK]))
-def test_pieces_add_up_however_they_are_cut_and_gathered(
-    data: st.DataObject, stream: bool, table: TextTable
-) -> None:
+@given(data=st.data(), table=st.sampled_from([BYTES, FALLBACK]))
+def test_pieces_add_up_however_they_are_cut_and_gathered(data: st.DataObject, table: TextTable) -> None:
     """Ids in any pieces, some taken back and told again, several pieces in one call or one in each."""
     ids = data.draw(st.lists(st.integers(0, 256) | st.sampled_from(list("안🦊é".encode())), max_size=30))
     told: list[int] = []
@@ -56,7 +53,7 @@ def test_pieces_add_up_however_they_are_cut_and_gathered(
         batches.append(news(ids[start : start + size], replaced=back))
     batches.append(news([], FinishReason(type="length")))
     manager = DetokenizerManager(table)
-    manager.handle([BatchTokenIDOutput(outputs=[], begun=[TextRequest(rid="r", stream=stream)])])
+    manager.handle([BatchTokenIDOutput(outputs=[], begun=[TextRequest(rid="r")])])
     request = TokenizedGenerateReqInput(input_ids=[1], sampling_params=SamplingParams(), return_logprob=True)
     part = OutputAccumulator(request)
     shown = [""]
@@ -74,7 +71,6 @@ def test_pieces_add_up_however_they_are_cut_and_gathered(
     values = part.logprob_meta()["output_token_logprobs"]
     assert values == [[-float(token), token, None] for token in ids]
     assert all(later.startswith(sooner) for sooner, later in itertools.pairwise(shown))
-    assert stream or len(shown) == 2
     assert len(manager) == 0
 
 
@@ -118,7 +114,7 @@ def test_a_match_of_a_stop_regex_is_cut_and_never_shown_in_part(
 
 def test_a_stop_regex_holds_back_only_what_may_match() -> None:
     manager = DetokenizerManager(BYTES)
-    begun = [TextRequest(rid="r", stream=True, stop_regex=("[0-9]{3}",))]
+    begun = [TextRequest(rid="r", stop_regex=("[0-9]{3}",))]
     manager.handle([BatchTokenIDOutput(outputs=[], begun=begun)])
 
     def tell(text: str, finish: FinishReason | None = None) -> str:
@@ -148,39 +144,12 @@ def test_endless_broken_bytes_cost_no_more_than_others(table: TextTable) -> None
         assert streamed.text == whole.text
 
 
-def test_joined_deltas_are_the_later_ones_with_all_ids() -> None:
-    one = StrOutput("r", "ab", news([1, 2]))
-    two = StrOutput("r", "c", news([9, 3], replaced=3))
-    made = join(one, two)
-    assert (made.text, made.delta.new_ids, made.delta.replaced) == ("abc", [9, 3], 1)
-    assert made.delta.output_logprobs == [-9.0, -3.0]
-    end = failed_output("r", InternalFault("no"))
-    assert join(end, two) is end
-    assert join(one, end).finish is end.finish
-
-
-@pytest.mark.parametrize("name", TokenOutput.__struct_fields__)
-def test_no_field_is_lost_when_two_outputs_become_one(name: str) -> None:
-    """Each field needs a rule: what the first one alone has is kept, unless later ones tell it anew."""
-    assert set(JOIN) == set(TokenOutput.__struct_fields__)
-    told_anew = {
-        "rid", "finish", "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens",
-        "decode_steps", "retractions", "queue_s", "first_token_s",
-    }  # fmt: skip
-    full = TokenOutput(
-        "r", [1, 2], 1, None, 9, 8, 7, 6, 5, [-1.0, -2.0], [[(1, -1.0)], []], [[(2, -1.0)], []], [None, -3.0],
-        [[], [(1, -1.0)]], [[], [(2, -1.0)]], [[0.5]], 4, 3.0, 2.0, "frontend", GrammarInfo("x", True), 1,
-    )  # fmt: skip
-    joined = join(StrOutput("r", "a", full), StrOutput("r", "b", TokenOutput("r", []))).delta
-    assert (getattr(joined, name) == getattr(full, name)) != (name in told_anew - {"rid", "finish"})
-
-
 def _lists(draw: st.DrawFn, count: int) -> list[list[tuple[int, float]]]:
     return [[(draw(st.integers(0, 9)), -1.0)] for _ in range(count)]
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[StrOutput]:
+def streams(draw: st.DrawFn) -> list[TokenOutput]:
     """Outputs of one request, as a scheduler may tell them, and more: any field may come at any time."""
     size, made, logprobs = 0, [], draw(st.booleans())
     parts = draw(st.integers(1, 6))
@@ -205,37 +174,14 @@ def streams(draw: st.DrawFn) -> list[StrOutput]:
             grammar=grammar, healed=int(part == 0),
             output_origins=[draw(st.sampled_from(["sampled", "forced"])) for _ in range(count * logprobs)],
         )  # fmt: skip
-        made.append(StrOutput("r", draw(st.text("ab", max_size=3)), one))
+        made.append(replace(one, text=draw(st.text("ab", max_size=3))))
     return made
-
-
-@settings(deadline=None, max_examples=tries(400))
-@given(outputs=streams(), data=st.data())
-def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], data: st.DataObject) -> None:
-    joined = list(outputs)
-    while len(joined) > 1 and data.draw(st.booleans()):
-        at = data.draw(st.integers(0, len(joined) - 2))
-        joined[at : at + 2] = [join(joined[at], joined[at + 1])]
-
-    def told(outputs: list[StrOutput]) -> dict[str, Any]:
-        request = TokenizedGenerateReqInput(
-            input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, logprob_start_len=0,
-            top_logprobs_num=1, token_ids_logprob=[1],
-        )  # fmt: skip
-        part = OutputAccumulator(request, str)
-        for output in outputs:
-            part.add(output)
-        made = {name: getattr(part, name) for name in ("text", "ids", "hidden_states", "grammar")}
-        return made | part.counters() | part.logprob_meta() | {"end": part.finish_reason()}
-
-    assert told(joined) == told(outputs)
-    assert sum(len(one.delta.new_ids) - one.delta.replaced for one in joined) == len(told(outputs)["ids"])
 
 
 @settings(deadline=None, max_examples=tries(300))
 @given(outputs=streams(), data=st.data())
 def test_deltas_taken_at_any_moment_add_up_to_the_whole(
-    outputs: list[StrOutput], data: st.DataObject
+    outputs: list[TokenOutput], data: st.DataObject
 ) -> None:
     request = TokenizedGenerateReqInput(
         input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, top_logprobs_num=1
@@ -258,9 +204,9 @@ def test_deltas_taken_at_any_moment_add_up_to_the_whole(
     assert drained.finish_reason() == whole.finish_reason()
 
 
-def test_what_was_ready_of_the_oldest_is_told_with_its_error() -> None:
+def test_the_oldest_ends_with_an_error_after_its_output() -> None:
     manager = DetokenizerManager(BYTES, max_states=1)
-    begun = [TextRequest(rid=rid, stream=True) for rid in ("r", "other")]
+    begun = [TextRequest(rid=rid) for rid in ("r", "other")]
     made = manager.handle(
         [
             BatchTokenIDOutput(outputs=[news([65])], begun=begun[:1]),
@@ -268,7 +214,7 @@ def test_what_was_ready_of_the_oldest_is_told_with_its_error() -> None:
         ]
     )
     assert made is not None
-    [output] = made.outputs
-    assert (output.text, output.delta.new_ids) == ("A", [65])
-    assert output.finish is not None
-    assert output.finish.type == "abort"
+    first, last = made.outputs
+    assert (first.text, first.new_ids, first.finish) == ("A", [65], None)
+    assert last.finish is not None
+    assert last.finish.type == "abort"

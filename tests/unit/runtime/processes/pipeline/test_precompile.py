@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from runtime.grammar.manager import GrammarManager
-from runtime.processes.pipeline.precompile import Precompiles
+from runtime.processes.pipeline.deferred_verbs import Precompiles
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import MAX_PRECOMPILED, PrecompileReq
 from runtime.protocol.errors import BadRequest, UnsupportedConstraint

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
-from runtime.ipc.frames import Frames, frame
+from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.processes.supervise.channel import (
     FROM_CHILD,
     MAX_BYTES,

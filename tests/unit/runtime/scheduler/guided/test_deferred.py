@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
+from runtime.processes.checkpoint.tokenizer import TextTable
+from runtime.processes.pipeline.detokenizer import IncrementalText
 from runtime.protocol.constraint import Constraint
 
 FORCED = "st and then st|st by the st"

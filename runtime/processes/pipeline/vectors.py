@@ -1,8 +1,7 @@
-"""Outputs of the scheduler's process: batches of one step, errors as outputs, and vectors.
+"""Vectors: the embedding requests in the scheduler's process.
 
-Vectors keeps the embedding requests from their coming to their answer. For a decoder each becomes a
-generation of no tokens that shows its hidden states, beside all others in the same scheduler; an encoder has
-a scheduler of its own. It knows no tensors: a vector is a list of floats.
+A decoder computes one as a generation of no tokens that returns hidden states, in the same scheduler as all
+others; an encoder has an EmbeddingScheduler. Knows no tensors: a vector is a list of floats.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from runtime.config.pooling import DECODER_DEFAULT, Pooling
 from runtime.plan import Runner, TextRunner
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import (
-    BatchEmbeddingOutput,
-    BatchTokenIDOutput,
     EmbeddingOutput,
     FinishReason,
-    TextRequest,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     TokenOutput,
@@ -27,6 +23,7 @@ from runtime.protocol.io_struct import (
 from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.embedding_scheduler import EmbeddingLoop, EmbeddingScheduler, check_dimensions
 from runtime.scheduler.loop import Loop
+from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
 
 AnyScheduler: TypeAlias = Scheduler | EmbeddingScheduler
@@ -34,21 +31,17 @@ NOTHING_NEW = SamplingParams(max_new_tokens=0)
 
 
 class Vectors:
-    """Those that are live. pooling: of the checkpoint; scores: answers are a classifier's and stay as they
-    are; width: numbers in a vector, None: not known before the first."""
+    """live: embedding requests by id. scores: the answers are a classifier's, and stay as they are. width:
+    numbers in a vector; None: unknown before the first."""
 
     def __init__(
         self, pooling: Pooling = DECODER_DEFAULT, *, scores: bool = False, width: int | None = None
     ) -> None:
         self._pooling, self._scores, self._width = pooling, scores, width
-        self._open: dict[str, TokenizedEmbeddingReqInput] = {}
-
-    def begin(self, request: TokenizedEmbeddingReqInput) -> None:
-        """From now on an output with its id is its answer."""
-        self._open[request.rid] = request
+        self.live: dict[str, TokenizedEmbeddingReqInput] = {}
 
     def add(self, request: TokenizedEmbeddingReqInput, scheduler: AnyScheduler) -> None:
-        """Have it computed. Raises BadRequest for what can be seen to be wrong at once."""
+        """Give it to the scheduler. Raises BadRequest."""
         match scheduler:
             case EmbeddingScheduler():
                 scheduler.embed(request)
@@ -56,16 +49,14 @@ class Vectors:
                 scheduler.add(self._generation(request))
 
     def split(self, outputs: Sequence[TokenOutput]) -> tuple[list[TokenOutput], list[EmbeddingOutput]]:
-        """Outputs of generations, and the vectors among them as what they are."""
-        if not self._open:
-            return list(outputs), []
+        """Outputs of generations, and those of embedding requests as vectors."""
         texts: list[TokenOutput] = []
         vectors: list[EmbeddingOutput] = []
         for output in outputs:
-            if output.rid not in self._open:
+            if output.rid not in self.live:
                 texts.append(output)
             elif output.finish is not None:
-                vectors.append(self._answer(self._open.pop(output.rid), output, output.finish))
+                vectors.append(self._answer(self.live.pop(output.rid), output, output.finish))
         return texts, vectors
 
     def _generation(self, request: TokenizedEmbeddingReqInput) -> TokenizedGenerateReqInput:
@@ -98,7 +89,7 @@ class Vectors:
         try:
             vector = self._vector(request, output.hidden_states or [])
         except RuntimeFault as fault:
-            return failed_vector(request, FinishReason(type="abort", error=fault.to_dict()))
+            return failed_vector(request, failure(fault))
         return EmbeddingOutput(
             rid=request.rid,
             embedding=vector,
@@ -121,7 +112,7 @@ class Vectors:
 
 
 def loop_of(scheduler: AnyScheduler, runner: Runner | TextRunner) -> Loop | EmbeddingLoop:
-    """The loop for a scheduler and its own kind of runner."""
+    """The loop for a scheduler and its kind of runner."""
     match scheduler:
         case EmbeddingScheduler():
             return EmbeddingLoop(scheduler, cast(TextRunner, runner))
@@ -130,7 +121,7 @@ def loop_of(scheduler: AnyScheduler, runner: Runner | TextRunner) -> Loop | Embe
 
 
 def pooled(mode: str, states: Sequence[Sequence[float]]) -> list[float]:
-    """One vector out of one per token."""
+    """One vector for a text, from one per token."""
     match mode:
         case "cls":
             return list(states[0])
@@ -156,38 +147,3 @@ def failed_vector(request: TokenizedEmbeddingReqInput, reason: FinishReason) -> 
         finish=reason,
         http_worker_ipc=request.http_worker_ipc,
     )
-
-
-def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
-    """What the detokeniser needs to know of it."""
-    params = request.sampling_params
-    return TextRequest(
-        rid=request.rid,
-        stop=params.stop,
-        stop_regex=params.stop_regex,
-        skip_special_tokens=params.skip_special_tokens,
-        no_stop_trim=params.no_stop_trim,
-        at_start=request.at_start,
-        stream=request.stream,
-        http_worker_ipc=request.http_worker_ipc,
-    )
-
-
-def batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:
-    rids = [output.rid for output in outputs]
-    return BatchTokenIDOutput(rids=rids, outputs=list(outputs), begun=begun).with_spec()
-
-
-def vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:
-    return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=list(outputs))
-
-
-def failed(rid: str, frontend: str | None, fault: RuntimeFault) -> TokenOutput:
-    reason = FinishReason(type="abort", error=fault.to_dict())
-    return TokenOutput(rid=rid, new_ids=[], finish=reason, http_worker_ipc=frontend)
-
-
-def as_fault(error: Exception, what: str) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")
