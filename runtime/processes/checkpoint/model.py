@@ -12,8 +12,15 @@ from runtime.config.checkpoints import AnySpec
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.reasoning.marks import AUTO, KNOWN, SWITCHES, ReasoningMarks, marks_of
-from runtime.formats.reasoning.types import ReasoningType, reasoning_type
+from runtime.formats.reasoning.marks import (
+    AUTO,
+    KNOWN,
+    SWITCHES,
+    ReasoningMarks,
+    ReasoningType,
+    marks_of,
+    reasoning_type,
+)
 from runtime.processes.checkpoint.templates import NO_TEMPLATE, TemplateChoice, choose_template
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.protocol.errors import BadRequest, TemplateError

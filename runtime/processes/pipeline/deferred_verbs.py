@@ -11,7 +11,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, cast
 
 from runtime.grammar.base import Matcher
-from runtime.plan import Runner, Runner, TextRunner
+from runtime.grammar.manager import GrammarManager
+from runtime.plan import Runner, TextRunner
 from runtime.protocol.control import (
     MAX_PRECOMPILED,
     MemoryPart,
@@ -32,7 +33,6 @@ from runtime.protocol.errors import (
 )
 from runtime.protocol.request_base import SingleReq
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
-from runtime.grammar.manager import GrammarManager
 from runtime.scheduler.scheduler import Scheduler
 
 Data = dict[str, Any]

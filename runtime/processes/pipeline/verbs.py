@@ -58,7 +58,9 @@ log = logging.getLogger(__name__)
 
 
 class Profiler(Protocol):
-    """Records how long the parts of a step take."""
+    """Records how long the parts of a step take. recording: whether it does now, in this process."""
+
+    recording: bool
 
     def start(self, folder: str | None, steps: int | None) -> Data:
         """Raises BadRequest: one is recorded already, or the folder cannot be written to."""
