@@ -25,7 +25,7 @@ from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.http.peers import Peers
 from runtime.server.native import control, generate, info, introspection, pages, parsing, sleep, verbs
-from runtime.server.observe.processes import Processes
+from runtime.server.observe.families import Processes
 from runtime.server.observe.tracing import Tracing
 from runtime.server.ollama import routes as ollama
 from runtime.server.openai import chat, completions, embeddings, models, scores, tokenize

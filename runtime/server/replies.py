@@ -14,7 +14,7 @@ from runtime.processes.frontend.batch_request import Outcome
 from runtime.protocol.errors import Aborted
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import FieldNames, mapped_errors
+from runtime.server.http.errors import FieldNames, mapped_errors
 from runtime.server.http.sse import closing_stream
 from runtime.server.tool_use import ToolUse
 

@@ -25,7 +25,7 @@ from runtime.grammar.json_schema.source import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.protocol.model_info import ModelInfo
-from runtime.server.http.error_mapping import FieldNames
+from runtime.server.http.errors import FieldNames
 
 CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
 MAX_CHECKED = 1024

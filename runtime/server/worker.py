@@ -35,7 +35,7 @@ from runtime.server.http.keys import KeyRing
 from runtime.server.http.peers import PEER_S, Peers
 from runtime.server.http.serve import make_server
 from runtime.server.native.pages import html_response, wait_page
-from runtime.server.observe.processes import of_group
+from runtime.server.observe.families import of_group
 from runtime.server.observe.tracing import Tracing
 from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
 

@@ -24,8 +24,7 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.http.errors import NotSupported, json_response, mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model

@@ -10,7 +10,9 @@ shape is made where its routes are. Nothing here knows a route.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from runtime.protocol.errors import (
     BadRequest,
     BodyTimeout,
     BodyTooLarge,
+    ContextExceeded,
     Forbidden,
     ForeignOrigin,
     InvalidJson,
@@ -31,6 +34,7 @@ from runtime.protocol.errors import (
     NotFound,
     NotSupported,
     Overloaded,
+    PromptTooLong,
     RateLimited,
     RuntimeFault,
     Unauthorized,
@@ -145,3 +149,40 @@ def from_http(error: HTTPException) -> RuntimeFault:
             return MethodNotAllowed("this path does not support the method", hint=hint)
         case _:
             return BadRequest(error.detail)
+
+
+FieldNames = Mapping[str, str]
+"""The runtime's name of a field -> the client's."""
+_PLACE = re.compile(r"(?:sampling_params(?:\[\d+\])?\.)?(\w+)(.*)", re.DOTALL)
+_OWN_ONLY = re.compile(r"\b(?:max_new_tokens|min_new_tokens|sampling_params)\b")
+
+
+def mapped(fault: RuntimeFault, names: FieldNames, context: int | None = None) -> RuntimeFault:
+    """The same fault with the client's names in its place, its message and its hint. `context`: tokens that
+    a request may have, for clients that look for them when it has more."""
+    where, message = fault.where, fault.message
+    if where is not None and (found := _PLACE.fullmatch(where)) is not None:
+        own, named = found[1], names.get(found[1], found[1])
+        where = named + found[2]
+        if message.startswith(f"{own} "):
+            message = named + message[len(own) :]
+    hint = None if fault.hint is None else _renamed(fault.hint, names)
+    message = _renamed(message, names)
+    if isinstance(fault, PromptTooLong) and context is not None:
+        text = f"This model's maximum context length is {context} tokens: {message}"
+        return ContextExceeded(text, where=where, hint=hint)
+    return type(fault)(message, where=where, hint=hint)
+
+
+def _renamed(text: str, names: FieldNames) -> str:
+    """Only names that are nothing but names are looked for in prose."""
+    return _OWN_ONLY.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+@contextmanager
+def mapped_errors(names: FieldNames, context: int | None = None) -> Iterator[None]:
+    """Faults that leave the block are reported in the client's names (see `mapped`)."""
+    try:
+        yield
+    except RuntimeFault as fault:
+        raise mapped(fault, names, context) from fault

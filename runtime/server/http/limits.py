@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -20,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest, flow_label
 from runtime.processes.frontend.encoding import Shares
-from runtime.processes.supervise.logs import REQUEST_ID
+from runtime.processes.supervise.logs import ACCESS, FIELDS, REQUEST_ID
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
 from runtime.server.http.errors import (
@@ -34,7 +37,6 @@ from runtime.server.http.errors import (
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.left_out import LeftOut, open_list
 from runtime.server.http.metrics import HttpMetrics
-from runtime.server.observe.access import HEADER, request_id, say
 from runtime.server.observe.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -244,3 +246,34 @@ def _template(scope: Scope) -> str:
     """The route's path, parameters unfilled; "other" for paths that do not exist, which are endless."""
     route = scope.get("route")
     return "other" if route is None else str(route.path)
+
+
+HEADER = "x-request-id"
+MAX_ID = 100
+"""Characters of a client's id, at most: with its name it fits into an exemplar (OpenMetrics 1.0: 128)."""
+_ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_ID}}}")
+
+log = logging.getLogger(ACCESS)
+
+
+def request_id(given: str | None) -> str:
+    """The client's own where it is a plain word; else a fresh one."""
+    return given if given is not None and _ID.fullmatch(given) else os.urandom(16).hex()
+
+
+def say(scope: Scope, status: int | None, seconds: float, size: int) -> None:
+    """One line, where these are wanted. status: None where the client went before there was an answer;
+    size: bytes of the answer's body. Queries are left out: they may hold secrets."""
+    if log.disabled or not log.isEnabledFor(logging.INFO):
+        return
+    client = scope.get("client")
+    facts: dict[str, Any] = {
+        "client": None if client is None else client[0],
+        "method": scope["method"],
+        "path": quote(scope["path"]),
+        "status": status or 499,
+        "duration_ms": round(seconds * 1000, 3),
+        "bytes": size,
+    }
+    log.info("%(client)s %(method)s %(path)s %(status)d %(duration_ms).1f ms %(bytes)d bytes", facts,
+             extra={FIELDS: facts})  # fmt: skip

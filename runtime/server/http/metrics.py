@@ -30,9 +30,14 @@ from prometheus_client.registry import Collector
 from runtime.processes.frontend.observe import Begun
 from runtime.protocol.errors import Aborted, RuntimeFault
 from runtime.server.http.keys import KeyMetrics, KeyRing
-from runtime.server.observe.exemplars import Exemplars, labels_here
-from runtime.server.observe.metric_names import PREFIX, with_aliases
-from runtime.server.observe.processes import Processes, ProcessMetrics
+from runtime.server.observe.families import (
+    PREFIX,
+    Exemplars,
+    Processes,
+    ProcessMetrics,
+    labels_here,
+    with_aliases,
+)
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder in which several processes count."""

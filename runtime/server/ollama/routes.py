@@ -27,8 +27,7 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import json_response
+from runtime.server.http.errors import json_response, mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import EventStream, closing_stream
 from runtime.server.ollama.params import (

@@ -22,8 +22,7 @@ from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import FieldNames
-from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.http.errors import FieldNames, NotSupported, json_response
 from runtime.server.http.left_out import says_nothing
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event

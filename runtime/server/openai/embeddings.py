@@ -16,8 +16,7 @@ from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import json_response
+from runtime.server.http.errors import json_response, mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.params import DEFAULT_MODEL, check_model, prompts_of
 

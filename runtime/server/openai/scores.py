@@ -31,8 +31,7 @@ from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import json_response
+from runtime.server.http.errors import json_response, mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.params import DEFAULT_MODEL, check_model
 

@@ -73,7 +73,7 @@ class Deployment:
                     "downscale_delay_s": config.downscale_delay_s,
                     "metrics_interval_s": METRICS_S,
                     "look_back_period_s": LOOK_BACK_S,
-                    "policy": {"policy_function": "runtime.server.replicas.roles:by_requests"},
+                    "policy": {"policy_function": "runtime.server.replicas.directory:by_requests"},
                 }
             }
         made = serve.deployment(

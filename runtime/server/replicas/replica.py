@@ -14,9 +14,8 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from runtime.server.replicas.directory import Member
+from runtime.server.replicas.directory import DEVICES, REQUESTS, Member, of_role, shares
 from runtime.server.replicas.process import ServerProcess
-from runtime.server.replicas.roles import DEVICES, REQUESTS, of_role, shares
 
 log = logging.getLogger("ray.serve")
 

@@ -5,6 +5,7 @@ Bytes are passed on as they come, no faster than the client reads them.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,49 @@ from starlette.types import Send
 
 from runtime.protocol.errors import RuntimeFault, WorkerFailed
 from runtime.server.http.sse import HEADERS as STREAM_HEADERS
-from runtime.server.router.client import Response
-from runtime.server.router.events import WholeEvents
 from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Worker
 from runtime.server.router.prompt import Asked
-from runtime.server.router.upstream import headers_back, read_some
+from runtime.server.router.upstream import Response, headers_back, read_some
+
+MOST_HELD = 1 << 20
+"""Bytes of an event whose end has not come. A longer one is passed on in pieces."""
+_COMMENTS = re.compile(rb"(?:(?::[^\r\n]*)?\r?\n)*")
+
+
+class WholeEvents:
+    """Feed it the pieces of one worker's stream."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.begun = False
+        """Whether there was an event: anything besides comments."""
+        self.torn = False
+        """Whether the client has a part of an event whose rest is missing."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What can be passed on now, b"" for nothing."""
+        data = self._held + piece if self._held else piece
+        if data.endswith(b"\n\n"):  # the usual case: the server writes whole events
+            whole, self._held = data, b""
+        elif self.torn or len(data) > MOST_HELD:
+            whole, self._held = data, b""
+            self.begun = True
+        else:
+            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            whole, self._held = data[:end], data[end:]
+        if whole:
+            self.torn = not whole.endswith(b"\n\n")
+            if not self.begun:
+                self.begun = not _COMMENTS.fullmatch(whole)
+        return whole
+
+    def rest(self) -> bytes:
+        """What is left when the stream has ended as it should."""
+        held, self._held = self._held, b""
+        return held
+
 
 MOST_WHOLE = 1 << 20
 """Bytes of an answer that are held until its end, so that another worker can still give it. Longer ones are

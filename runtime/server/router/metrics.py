@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from runtime.server.http.metrics import HttpMetrics
-from runtime.server.observe.metric_names import PREFIX
+from runtime.server.observe.families import PREFIX
 from runtime.server.router.pool import Worker
 
 _LABELS = ("worker", "role")

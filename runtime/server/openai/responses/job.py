@@ -24,12 +24,10 @@ from runtime.server.http.errors import NotSupported, error_type
 from runtime.server.http.left_out import says_nothing
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.openai.params import check_model
-from runtime.server.openai.responses.calls import Sessions
-from runtime.server.openai.responses.events import StepEvents
-from runtime.server.openai.responses.input import input_items, messages_of
-from runtime.server.openai.responses.offer import afterwards, chosen, offer
-from runtime.server.openai.responses.step import Step
+from runtime.server.openai.params import check_model, field_names_of, generation_of
+from runtime.server.openai.responses.items import input_items, messages_of
+from runtime.server.openai.responses.step import Step, StepEvents
+from runtime.server.openai.responses.tools import Sessions, afterwards, chosen, offer
 from runtime.server.openai.responses.types import (
     MAX_TOP_LOGPROBS,
     Kept,
@@ -40,7 +38,6 @@ from runtime.server.openai.responses.types import (
     check_metadata,
     no_response,
 )
-from runtime.server.openai.sampled import field_names_of, generation_of
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT, asked
 from runtime.server.replies import follow, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse

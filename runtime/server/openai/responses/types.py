@@ -15,7 +15,7 @@ from runtime.processes.frontend.client import CLIENT
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.server.http.errors import NotFound
-from runtime.server.openai.sampled import Sampled
+from runtime.server.openai.params import Sampled
 
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512

@@ -26,8 +26,8 @@ from runtime.protocol.errors import DeadlineExceeded
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler, TextLimits
 from runtime.server.app import build_app
 from runtime.server.http.auth import PAGE_PATHS
+from runtime.server.native.introspection import Recent
 from runtime.server.observe import recent
-from runtime.server.observe.recent import Recent
 
 Serving = Callable[..., AbstractContextManager[Any]]
 ALICE, BOB, ADMIN = ({"authorization": f"Bearer {key}"} for key in ("of-alice", "of-bob", "of-admin"))
