@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.server.http.body import json_type
-from runtime.server.http.errors import NotSupported
 
 _SILENT = frozenset({"thinking", "redacted_thinking"})
 """Blocks of earlier replies that templates drop: what was thought before."""

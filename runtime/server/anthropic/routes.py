@@ -19,12 +19,12 @@ from starlette.routing import Route
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
 from runtime.processes.supervise.logs import REQUEST_ID
-from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import NotSupported, json_response, mapped_errors
+from runtime.server.http.errors import json_response, mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model

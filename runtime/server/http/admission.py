@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from runtime.config.serving.server import ServerConfig
-from runtime.server.http.errors import BodyTooLarge
+from runtime.protocol.errors import BodyTooLarge
 
 SHORT = 16 << 10
 """Bytes of a body that the event loop itself decodes and works on: its values can only be few."""

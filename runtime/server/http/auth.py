@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 
 from runtime import viewer
 from runtime.config.serving.server import ServerConfig
+from runtime.protocol.errors import Forbidden, ForeignOrigin, Unauthorized, WrongMediaType
 from runtime.server.http.body import is_json
-from runtime.server.http.errors import Forbidden, ForeignOrigin, Unauthorized, WrongMediaType
 from runtime.server.http.keys import Key, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})

@@ -20,10 +20,16 @@ import msgspec.inspect
 from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
-from runtime.protocol.errors import Aborted, BadRequest
+from runtime.protocol.errors import (
+    Aborted,
+    BadRequest,
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidJson,
+    WrongMediaType,
+)
 from runtime.protocol.registry import near
 from runtime.server.http.admission import SHORT, admit
-from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 from runtime.server.http.left_out import may_be_left_out
 
 T = TypeVar("T")

@@ -22,48 +22,13 @@ from starlette.responses import Response
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import (
     BadRequest,
-    BodyTimeout,
-    BodyTooLarge,
     ContextExceeded,
-    Forbidden,
-    ForeignOrigin,
-    InvalidJson,
     MethodNotAllowed,
-    ModelNotFound,
-    NoSuchService,
     NotFound,
-    NotSupported,
-    Overloaded,
     PromptTooLong,
     RateLimited,
     RuntimeFault,
-    Unauthorized,
-    WrongMediaType,
 )
-
-__all__ = [
-    "BodyTimeout",
-    "BodyTooLarge",
-    "Forbidden",
-    "ForeignOrigin",
-    "InvalidJson",
-    "MethodNotAllowed",
-    "ModelNotFound",
-    "NoSuchService",
-    "NotFound",
-    "NotSupported",
-    "Overloaded",
-    "RateLimited",
-    "Unauthorized",
-    "WrongMediaType",
-    "error_body",
-    "error_headers",
-    "error_response",
-    "error_type",
-    "forget_frames",
-    "from_http",
-    "json_response",
-]
 
 RETRY_AFTER_S = 1
 """How long a client is asked to wait when the server is full."""

@@ -24,16 +24,9 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest, flow_label
 from runtime.processes.frontend.encoding import Shares
 from runtime.processes.supervise.logs import ACCESS, FIELDS, REQUEST_ID
-from runtime.protocol.errors import InternalFault, RuntimeFault
+from runtime.protocol.errors import InternalFault, Overloaded, RuntimeFault
 from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
-from runtime.server.http.errors import (
-    Overloaded,
-    error_body,
-    error_headers,
-    forget_frames,
-    from_http,
-    json_response,
-)
+from runtime.server.http.errors import error_body, error_headers, forget_frames, from_http, json_response
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.left_out import LeftOut, open_list
 from runtime.server.http.metrics import HttpMetrics

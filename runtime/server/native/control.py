@@ -30,10 +30,10 @@ from runtime.protocol.control import (
     UnloadLoRAAdapterReq,
     UpdateWeightsReq,
 )
-from runtime.protocol.errors import BadRequest, ModelLoadError, from_dict
+from runtime.protocol.errors import BadRequest, Forbidden, ModelLoadError, NoSuchService, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import Forbidden, NoSuchService, error_body, json_response
+from runtime.server.http.errors import error_body, json_response
 from runtime.server.http.openapi import Operation
 
 MAX_WAIT_S = 600.0

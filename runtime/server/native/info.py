@@ -20,12 +20,12 @@ from starlette.routing import Route
 
 from runtime.protocol.console import version
 from runtime.protocol.control import GetStateReq, HealthReq
-from runtime.protocol.errors import DeadlineExceeded, EngineDead, NotReady, RuntimeFault
+from runtime.protocol.errors import DeadlineExceeded, EngineDead, NotFound, NotReady, RuntimeFault
 from runtime.protocol.request_base import SingleReq
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, json_response
+from runtime.server.http.errors import RETRY_AFTER_S, error_body, json_response
 from runtime.server.http.openapi import Operation
 
 HEALTH_PREFIX = "HEALTH_CHECK"

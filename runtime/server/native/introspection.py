@@ -21,9 +21,9 @@ from runtime.processes.frontend import prefixes
 from runtime.processes.frontend.client import CLIENT
 from runtime.processes.frontend.observe import Begun
 from runtime.protocol.control import MAX_PREFIXES
-from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.errors import BadRequest, Forbidden, RuntimeFault
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import Forbidden, json_response
+from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.native.control import raise_if_refused
 

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields
-from runtime.server.http.errors import NotSupported
 from runtime.server.http.left_out import remark, says_nothing
 from runtime.server.openai.params import check_model
 from runtime.server.output_format import ANY_OBJECT

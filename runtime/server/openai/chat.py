@@ -16,13 +16,13 @@ from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, ToolCallDelta
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import FieldNames, NotSupported, json_response
+from runtime.server.http.errors import FieldNames, json_response
 from runtime.server.http.left_out import says_nothing
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.protocol.control import GetStateReq
+from runtime.protocol.errors import ModelNotFound
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import ModelNotFound, json_response
+from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 
 

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from runtime.formats.reply import ReplyParser
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, ModelNotFound, NotSupported
 from runtime.protocol.sampling import set_fields
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import FieldNames, ModelNotFound, NotSupported
+from runtime.server.http.errors import FieldNames
 from runtime.server.http.left_out import says_nothing
 from runtime.server.openai.logprobs import prompt_entries
 from runtime.server.output_format import OutputFields, asked

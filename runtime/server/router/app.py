@@ -21,10 +21,10 @@ from starlette.types import ASGIApp
 from runtime.config.serving.router import RouterConfig
 from runtime.protocol.console import version
 from runtime.protocol.control import VERBS
-from runtime.protocol.errors import NoWorker, RuntimeFault, WorkerFailed
+from runtime.protocol.errors import NotFound, NoWorker, RuntimeFault, WorkerFailed
 from runtime.server.anthropic import routes as anthropic
 from runtime.server.http.body import decode, read_bytes
-from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, error_response, json_response
+from runtime.server.http.errors import RETRY_AFTER_S, error_body, error_response, json_response
 from runtime.server.http.limits import Gate
 from runtime.server.http.sse import event, fault_event
 from runtime.server.router.answer import Learn, Order

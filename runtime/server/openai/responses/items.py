@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.request_base import new_rid
 from runtime.server.http.body import json_type
-from runtime.server.http.errors import NotSupported
 
 
 def text_part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:

@@ -14,13 +14,13 @@ import msgspec
 
 from runtime.formats.chat.render import conversation
 from runtime.processes.frontend.client import CLIENT, IN_HAND
-from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.errors import BadRequest, InternalFault, NotSupported, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import NotSupported, error_type
+from runtime.server.http.errors import error_type
 from runtime.server.http.left_out import says_nothing
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.messages import callable_tools, tools_of

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.server.context import ServerContext
 from runtime.server.http.body import to_struct
-from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.responses.job import Job
 from runtime.server.openai.responses.types import (

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runtime.formats.tools.types import Tool
-from runtime.protocol.errors import BadRequest, RuntimeFault
-from runtime.server.http.errors import NotSupported
+from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.tools import ToolNamespace, ToolResult, ToolServer, ToolSession
 
 Kind = Literal["mcp_call", "code_interpreter_call", "web_search_call"]

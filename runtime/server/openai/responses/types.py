@@ -12,9 +12,8 @@ import msgspec
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotFound
 from runtime.protocol.messages import Message
-from runtime.server.http.errors import NotFound
 from runtime.server.openai.params import Sampled
 
 MAX_TOP_LOGPROBS = 20

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
-from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.errors import BodyTooLarge, RuntimeFault
 from runtime.server.app import build_app, describe
 from runtime.server.http.admission import admit
 from runtime.server.http.body import decode_json, decode_long
-from runtime.server.http.errors import BodyTooLarge
 
 MOST_S = 0.5
 """Of processor time between two turns of the loop. Without the limits it is 2 to 20 s; 0.05 to 0.2 s with
