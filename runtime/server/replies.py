@@ -11,8 +11,9 @@ from typing import Any
 from runtime.formats.reasoning.types import reasoning_type
 from runtime.formats.reply import ReplyParser
 from runtime.processes.frontend.batch_request import Outcome
-from runtime.protocol.errors import Aborted
-from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
+from runtime.protocol.errors import Aborted, RuntimeFault
+from runtime.protocol.io_struct import EmbeddingOutput, GenerateReqInput, OutputDelta
+from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import FieldNames, mapped_errors
 from runtime.server.http.sse import closing_stream
@@ -85,6 +86,16 @@ async def follow(
                 reply = replies[index]
                 reply.feed(_output(outcome, keep_aborted))
                 yield index, reply
+
+
+async def embed(ctx: ServerContext, request: EmbeddingReqInput, names: FieldNames) -> list[EmbeddingOutput]:
+    """The vectors of all items; the first one's error if there is one."""
+    with mapped_errors(names):
+        outcomes = await ctx.manager.embed(request)
+        for outcome in outcomes:
+            if isinstance(outcome, RuntimeFault):
+                raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, EmbeddingOutput)]
 
 
 def _output(outcome: Outcome, keep_aborted: bool) -> OutputDelta:

@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
@@ -23,8 +21,8 @@ from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response, mapped_errors
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model
@@ -132,25 +130,23 @@ class AnthropicError(msgspec.Struct):
     request_id: str | None = None
 
 
-OPENAPI = {
-    "POST /v1/messages": Operation(
-        "Chat completion (Anthropic API)",
-        request=MessagesRequest,
-        response=MessageReply,
-        stream=True,
-        errors=(404, 501, 504),
-        error=AnthropicError,
-        tag="anthropic",
-    ),
-    "POST /v1/messages/count_tokens": Operation(
-        "Count the tokens of a conversation",
-        request=Prompting,
-        response=TokenCount,
-        errors=(404, 501),
-        error=AnthropicError,
-        tag="anthropic",
-    ),
-}
+_MESSAGES = Operation(
+    "Chat completion (Anthropic API)",
+    request=MessagesRequest,
+    response=MessageReply,
+    stream=True,
+    errors=(404, 501, 504),
+    error=AnthropicError,
+    tag="anthropic",
+)
+_COUNT = Operation(
+    "Count the tokens of a conversation",
+    request=Prompting,
+    response=TokenCount,
+    errors=(404, 501),
+    error=AnthropicError,
+    tag="anthropic",
+)
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
@@ -164,24 +160,20 @@ def fault_event(fault: RuntimeFault) -> bytes:
     return event(error_body(fault), "error")
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def messages(request: Request) -> Response:
-        job = await ctx.admit(request, MessagesRequest, partial(_Job, ctx))
-        if job.streams:
-            return ctx.event_stream(job.stream(), fault_event)
-        return json_response(await ctx.while_connected(request, job.whole()))
+class Messages(RouteGroup):
+    @serves(_MESSAGES, "POST /v1/messages")
+    async def messages(self, request: Request) -> Any:
+        job = await self._ctx.admit(request, MessagesRequest, partial(_Job, self._ctx))
+        return await self._ctx.reply(request, job, fault_event)
 
-    async def count(request: Request) -> Response:
-        def counted(body: Prompting) -> TokenCount:
-            with mapped_errors(_NAMES):
-                return TokenCount(len(ctx.manager.prompt_ids(GenerateReqInput(**_prompt(ctx, body)[0]))))
+    @serves(_COUNT, "POST /v1/messages/count_tokens")
+    async def count(self, request: Request) -> TokenCount:
+        return await self._ctx.admit(request, Prompting, self._counted, encodes=True)
 
-        return json_response(await ctx.admit(request, Prompting, counted, encodes=True))
-
-    return [
-        Route("/v1/messages", messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count, methods=["POST"]),
-    ]
+    def _counted(self, body: Prompting) -> TokenCount:
+        with mapped_errors(_NAMES):
+            fields, _ = _prompt(self._ctx, body)
+            return TokenCount(len(self._ctx.manager.prompt_ids(GenerateReqInput(**fields))))
 
 
 def _prompt(

@@ -62,7 +62,7 @@ async def disconnected(receive: Receive) -> None:
             return
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns or raises; cancels it, and raises Aborted, when the client goes before."""
     task = asyncio.create_task(work, name="sglang-dsl-answer")
     gone = asyncio.create_task(disconnected(request.receive), name="sglang-dsl-answer-watch")

@@ -12,20 +12,18 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import WORDS
-from runtime.server.context import ServerContext
+from runtime.server.context import RouteGroup, serves
 from runtime.server.http.body import json_type, known_fields, to_struct
-from runtime.server.http.errors import error_body, json_response
+from runtime.server.http.errors import error_body
 from runtime.server.http.left_out import may_be_left_out
 from runtime.server.http.openapi import Operation, body_schema
-from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.http.sse import DONE, closing_stream, event, while_connected
 
 INTERNAL = ("http_worker_ipc",)
 """Fields that processes set for each other; no client may."""
@@ -71,60 +69,36 @@ class EncodeAnswer(msgspec.Struct):
     error: Any = msgspec.UNSET
 
 
-OPENAPI: dict[str, Operation] = {
-    f"{method} /generate": Operation(
-        "Generate text for one prompt or several",
-        request=_GENERATE_SCHEMA,
-        response=GenerateAnswer | list[GenerateAnswer],
-        stream=True,
-        errors=(499, 504),
-    )
-    for method in ("POST", "PUT")
-} | {
-    f"{method} {path}": Operation(
-        what,
-        request=_ENCODE_SCHEMA,
-        response=EncodeAnswer | list[EncodeAnswer],
-        errors=(499, 504),
-    )
-    for method in ("POST", "PUT")
-    for path, what in (
-        ("/encode", "Vectors of one text or several"),
-        ("/classify", "A classifier's scores of one text or several"),
-    )
-}
+_GENERATE = Operation(
+    "Generate text for one prompt or several",
+    request=_GENERATE_SCHEMA,
+    response=GenerateAnswer | list[GenerateAnswer],
+    stream=True,
+    errors=(499, 504),
+)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    native = Native(ctx)
-    both = ["POST", "PUT"]
-    return [
-        Route("/generate", native.generate, methods=both),
-        Route("/encode", native.encode, methods=both),
-        Route("/classify", native.classify, methods=both),
-    ]
+def _vectors(summary: str) -> Operation:
+    answers = EncodeAnswer | list[EncodeAnswer]
+    return Operation(summary, request=_ENCODE_SCHEMA, response=answers, errors=(499, 504))
 
 
-class Native:
-    def __init__(self, ctx: ServerContext) -> None:
-        self._ctx = ctx
-
-    async def generate(self, request: Request) -> Response:
+class Generate(RouteGroup):
+    @serves(_GENERATE, "POST /generate", "PUT /generate")
+    async def generate(self, request: Request) -> Any:
         body = await self._ctx.read(request, GenerateReqInput)
-        req, incremental = await self._ctx.made(body, self._generating)
+        req, incremental = await self._ctx.build(body, self._generating)
         if req.stream:
             return self._ctx.event_stream(self._events(req, incremental))
         if req.is_single:
-            return json_response(await self._ctx.while_connected(request, self._one(req)))
-        outcomes = await self._ctx.while_connected(request, self._ctx.manager.submit_batch(req))
+            return await while_connected(request, self._one(req))
+        outcomes = await while_connected(request, self._ctx.manager.submit_batch(req))
         raise_if_all_failed([outcome for outcome in outcomes if not isinstance(outcome, Aborted)])
         rids = [req[index].rid for index in range(len(req))]
-        return json_response(
-            [
-                _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
-                for outcome, rid in zip(outcomes, rids, strict=True)
-            ]
-        )
+        return [
+            _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
+            for outcome, rid in zip(outcomes, rids, strict=True)
+        ]
 
     def _generating(self, body: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
         """The request of a body, and whether its stream sends new text only. Raises BadRequest."""
@@ -141,48 +115,50 @@ class Native:
                 raise
             return _failed(fault, req.rid)
 
-    async def classify(self, request: Request) -> Response:
+    @serves(_vectors("A classifier's scores of one text or several"), "POST /classify", "PUT /classify")
+    async def classify(self, request: Request) -> Any:
         if not self._ctx.model.architecture.endswith("ForSequenceClassification"):
             raise BadRequest(
                 f"{self._ctx.served_name} is not a classifier", where="model", hint="/encode returns vectors"
             )
         return await self.encode(request)
 
-    async def encode(self, request: Request) -> Response:
+    @serves(_vectors("Vectors of one text or several"), "POST /encode", "PUT /encode")
+    async def encode(self, request: Request) -> Any:
         def embedding(data: dict[str, Any]) -> EmbeddingReqInput:
             return self._ctx.normalized(to_struct(known_fields(data, _ENCODE_FIELDS), EmbeddingReqInput))
 
-        req = await self._ctx.made(await self._ctx.read(request, EmbeddingReqInput), embedding)
-        outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(req))
+        req = await self._ctx.build(await self._ctx.read(request, EmbeddingReqInput), embedding)
+        outputs = await while_connected(request, self._ctx.manager.embed(req))
         raise_if_all_failed(outputs)
         answers = [_vector(output) for output in outputs]
-        return json_response(answers[0] if req.is_single else answers)
+        return answers[0] if req.is_single else answers
 
     def _incremental(self, data: dict[str, Any]) -> bool:
         """Whether the stream sends new text only, by the fields of `data` for it, which are taken out."""
-        wanted = self._ctx.config.incremental_streaming
+        incremental = self._ctx.config.incremental_streaming
         for name in _INCREMENTAL:
             value = data.pop(name, None)
             if value is not None and not isinstance(value, bool):
                 raise BadRequest(f"must be a boolean, got {json_type(value)}", where=name)
-            wanted = wanted if value is None else value
-        return wanted
+            incremental = incremental if value is None else value
+        return incremental
 
     async def _events(self, req: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
         so_far = [None if incremental else SoFar() for _ in range(len(req))]
         single = req.is_single
         async with closing_stream(self._ctx.manager.stream_batch(req)) as outputs:
             async for index, outcome in outputs:
-                place = None if single else index
+                number = None if single else index
                 match outcome:
                     case Aborted(partial=OutputDelta() as output):
-                        yield _event(_failed(outcome, output.meta["id"], place), output, so_far[index])
+                        yield _event(_failed(outcome, output.meta["id"], number), output, so_far[index])
                     case RuntimeFault() if single:
                         raise outcome
                     case RuntimeFault():
-                        yield event(_failed(outcome, req[index].rid, place))
+                        yield event(_failed(outcome, req[index].rid, number))
                     case output:
-                        yield _event(answer_of(output, place), output, so_far[index])
+                        yield _event(answer_of(output, number), output, so_far[index])
         yield DONE
 
 

@@ -14,18 +14,14 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.processes.frontend import prefixes
 from runtime.processes.frontend.client import CLIENT
 from runtime.processes.frontend.observe import Begun
 from runtime.protocol.control import MAX_PREFIXES
 from runtime.protocol.errors import BadRequest, Forbidden, RuntimeFault
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response
+from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.openapi import Operation
-from runtime.server.native.control import raise_if_refused
 
 KEPT = 512
 
@@ -104,8 +100,8 @@ class Recent:
 
 
 DEFAULT_PREFIXES = 500
-DECODE_IN_PLACE = 100
-"""Nodes whose texts are made at once; more in a thread."""
+DECODE_IN_LOOP = 100
+"""Nodes whose texts are decoded on the event loop; more in a thread."""
 
 
 class ShownPrefix(msgspec.Struct):
@@ -144,50 +140,45 @@ class RecentRequests(msgspec.Struct):
     requests: list[RecentRequest]
 
 
-OPENAPI: dict[str, Operation] = {
-    "GET /radix_tree": Operation(
-        "Contents of the prefix cache, most used first",
-        response=ShownTree,
-        errors=(400, 504),
-        query={"limit": {"type": "integer", "minimum": 1, "maximum": MAX_PREFIXES}},
-    ),
-    "GET /recent_requests": Operation("The most recent requests: counts and times", response=RecentRequests),
-}
+_TREE = Operation(
+    "Contents of the prefix cache, most used first",
+    response=ShownTree,
+    errors=(400, 504),
+    query={"limit": {"type": "integer", "minimum": 1, "maximum": MAX_PREFIXES}},
+)
+_RECENT = Operation("The most recent requests: counts and times", response=RecentRequests)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    looking = Introspection(ctx)
-    return [Route("/radix_tree", looking.tree), Route("/recent_requests", looking.recent)]
-
-
-class Introspection:
+class Introspection(RouteGroup):
     def __init__(self, ctx: ServerContext) -> None:
-        self._ctx, self._recent = ctx, Recent()
+        super().__init__(ctx)
+        self._recent = Recent()
         ctx.manager.observe(self._recent)
         ctx.peers.answers["recent"] = lambda _: self._recent.all()
 
-    async def tree(self, request: Request) -> Response:
+    @serves(_TREE, "GET /radix_tree")
+    async def tree(self, request: Request) -> dict[str, Any]:
         client = CLIENT.get()
         if client.is_tenant:
             raise Forbidden("what others have cached is shown to the admin key alone", where="/radix_tree")
-        asked = prefixes.question(_limit(request), texts=client.sees_all)
-        answer = await self._ctx.manager.control_async(asked, self._ctx.config.control_timeout_s)
-        raise_if_refused(answer)
-        tree, tokenizer = answer.data, self._ctx.manager.tokenizer if client.sees_all else None
-        if len(tree["nodes"]) <= DECODE_IN_PLACE:
+        question = prefixes.question(_limit(request), texts=client.sees_all)
+        tree = (await self._ctx.control(question)).data
+        tokenizer = self._ctx.manager.tokenizer if client.sees_all else None
+        if len(tree["nodes"]) <= DECODE_IN_LOOP:
             shown = prefixes.with_texts(tree, tokenizer)
         else:
             shown = await asyncio.to_thread(prefixes.with_texts, tree, tokenizer)
-        return json_response({**shown, "texts": client.sees_all})
+        return {**shown, "texts": client.sees_all}
 
-    async def recent(self, request: Request) -> Response:
+    @serves(_RECENT, "GET /recent_requests")
+    async def recent(self, request: Request) -> RecentRequests:
         client = CLIENT.get()
         others = await self._ctx.peers.all("recent", "", list[RecentRequest])
-        found = [one for some in (self._recent.all(), *others) for one in some]
+        requests = [one for some in (self._recent.all(), *others) for one in some]
         if not client.sees_all:
-            found = [one for one in found if one.client == client.name]
-        found.sort(key=lambda one: one.began)
-        return json_response(RecentRequests(self._ctx.clock(), client.sees_all, found))
+            requests = [one for one in requests if one.client == client.name]
+        requests.sort(key=lambda one: one.began)
+        return RecentRequests(self._ctx.clock(), client.sees_all, requests)
 
 
 def _limit(request: Request) -> int:

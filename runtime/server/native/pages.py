@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from runtime import viewer
 from runtime.protocol.console import version
-from runtime.server.context import ServerContext
+from runtime.server.context import RouteGroup, ServerContext, json_endpoint
 from runtime.server.http.errors import json_response
 
 NAME = "sglang-dsl runtime"
@@ -32,29 +32,33 @@ LINKS = {
 }
 
 
-def routes(ctx: ServerContext, document: Mapping[str, Any], *, secured: bool) -> list[Route]:
-    """`document`: the OpenAPI document of the other routes. secured: an API key is asked for."""
-    pages = Pages(ctx, document, secured)
-    return [
-        Route("/", pages.index),
-        Route("/docs", pages.docs),
-        Route("/viewer", pages.viewer),
-        Route("/viewer/sources.json", pages.sources),
-        *(Route(f"/viewer/{name}", pages.asset) for name in viewer.NAMES),
-    ]
+class Pages(RouteGroup):
+    """`document`: the OpenAPI document of the other routes. secured: an API key is required."""
 
-
-class Pages:
-    def __init__(self, ctx: ServerContext, document: Mapping[str, Any], secured: bool) -> None:
-        self._ctx, self._secured = ctx, secured
-        self._paths: Mapping[str, Any] = document["paths"]
+    def __init__(self, ctx: ServerContext, document: Mapping[str, Any], *, secured: bool) -> None:
+        super().__init__(ctx)
+        self._secured, self._document = secured, document
         self._docs = _page(f"{NAME}: API", _api(document))
 
-    async def index(self, request: Request) -> Response:
+    def routes(self) -> list[Route]:
+        handlers = {
+            "/": self.index,
+            "/docs": self.docs,
+            "/openapi.json": self.openapi,
+            "/viewer": self.viewer,
+            "/viewer/sources.json": self.sources,
+            **{f"/viewer/{name}": self.asset for name in viewer.NAMES},
+        }
+        return [Route(path, json_endpoint(handler)) for path, handler in handlers.items()]
+
+    async def openapi(self, request: Request) -> Mapping[str, Any]:
+        return self._document
+
+    async def index(self, request: Request) -> Any:
         facts = self._facts()
         if "text/html" not in request.headers.get("accept", ""):
             links = {path.removeprefix("/").removesuffix(".json"): path for path in LINKS}
-            return json_response({"name": NAME, **facts, **links, "routes": sorted(self._paths)})
+            return {"name": NAME, **facts, **links, "routes": sorted(self._document["paths"])}
         rows = "".join(f"<dt>{escape(key)}<dd>{escape(value)}" for key, value in facts.items())
         items = "".join(f'<li><a href="{path}">{path}</a> {escape(what)}' for path, what in LINKS.items())
         needs = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>." * self._secured
@@ -74,10 +78,10 @@ class Pages:
         return html_response(viewer.asset(viewer.PAGE)[0])
 
     async def sources(self, request: Request) -> Response:
-        found = viewer.Sources(
+        sources = viewer.Sources(
             title=NAME, requests="/recent_requests", radix="/radix_tree", wants_key=self._secured
         )
-        return json_response(found, headers=viewer.HEADERS)
+        return json_response(sources, headers=viewer.HEADERS)
 
     async def asset(self, request: Request) -> Response:
         body, kind = viewer.asset(request.url.path.rpartition("/")[2])

@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, ToolCallDelta
@@ -21,8 +19,8 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import FieldNames, json_response
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import FieldNames
 from runtime.server.http.left_out import says_nothing
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
@@ -118,17 +116,6 @@ class ChatCompletion(msgspec.Struct):
     prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
-OPENAPI = {
-    "POST /v1/chat/completions": Operation(
-        "Chat completion",
-        request=ChatRequest,
-        response=ChatCompletion,
-        stream=True,
-        errors=(404, 501, 504),
-        tag="openai",
-    )
-}
-
 _REFUSED = {
     "audio": "this model writes text only",
     "prediction": "predicted outputs are not used",
@@ -138,14 +125,21 @@ _REFUSED = {
 }
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def chat(request: Request) -> Response:
-        job = await ctx.admit(request, ChatRequest, partial(ChatJob, ctx))
-        if job.streams:
-            return ctx.event_stream(job.stream())
-        return json_response(await ctx.while_connected(request, job.whole()))
+_CHAT = Operation(
+    "Chat completion",
+    request=ChatRequest,
+    response=ChatCompletion,
+    stream=True,
+    errors=(404, 501, 504),
+    tag="openai",
+)
 
-    return [Route("/v1/chat/completions", chat, methods=["POST"])]
+
+class Chat(RouteGroup):
+    @serves(_CHAT, "POST /v1/chat/completions")
+    async def chat(self, request: Request) -> Any:
+        job = await self._ctx.admit(request, ChatRequest, partial(ChatJob, self._ctx))
+        return await self._ctx.reply(request, job)
 
 
 def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tuple[GenerateReqInput, ToolUse]:

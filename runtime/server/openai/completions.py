@@ -13,16 +13,13 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.reply import ReplyParser
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response
+from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
 from runtime.server.openai.logprobs import spelled
@@ -85,26 +82,21 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-OPENAPI = {
-    "POST /v1/completions": Operation(
-        "Text completion",
-        request=CompletionRequest,
-        response=Completion,
-        stream=True,
-        errors=(404, 501, 504),
-        tag="openai",
-    )
-}
+_COMPLETION = Operation(
+    "Text completion",
+    request=CompletionRequest,
+    response=Completion,
+    stream=True,
+    errors=(404, 501, 504),
+    tag="openai",
+)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def completions(request: Request) -> Response:
-        job = await ctx.admit(request, CompletionRequest, functools.partial(_Job, ctx))
-        if job.streams:
-            return ctx.event_stream(job.stream())
-        return json_response(await ctx.while_connected(request, job.whole()))
-
-    return [Route("/v1/completions", completions, methods=["POST"])]
+class Completions(RouteGroup):
+    @serves(_COMPLETION, "POST /v1/completions")
+    async def completions(self, request: Request) -> Any:
+        job = await self._ctx.admit(request, CompletionRequest, functools.partial(_Job, self._ctx))
+        return await self._ctx.reply(request, job)
 
 
 class _Job:

@@ -20,8 +20,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.processes.checkpoint.tokenizer import LONG
@@ -30,10 +28,12 @@ from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response, mapped_errors
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import while_connected
 from runtime.server.openai.params import DEFAULT_MODEL, check_model
+from runtime.server.replies import embed
 
 ANSWERS = ("yes", "no")
 JUDGE = (
@@ -137,46 +137,34 @@ class Ranking(msgspec.Struct):
     usage: ScoreUsage
 
 
-_ERRORS = (404, 501, 504)
-RERANKS = ("/v1/rerank", "/rerank", "/v2/rerank")
-OPENAPI = {
-    **{
-        f"POST {path}": Operation(
-            "how well texts go together, or how probable labels are after a text",
-            request=ScoreRequest,
-            response=LabelScores | PairScores,
-            errors=_ERRORS,
-            tag="openai",
-        )
-        for path in ("/v1/score", "/score")
-    },
-    **{
-        f"POST {path}": Operation(
-            "documents by how well they meet a query",
-            request=RerankRequest,
-            response=Ranking,
-            errors=_ERRORS,
-            tag="openai",
-        )
-        for path in RERANKS
-    },
-}
+_SCORE = Operation(
+    "how well texts go together, or how probable labels are after a text",
+    request=ScoreRequest,
+    response=LabelScores | PairScores,
+    errors=(404, 501, 504),
+    tag="openai",
+)
+_RERANK = Operation(
+    "documents by how well they meet a query",
+    request=RerankRequest,
+    response=Ranking,
+    errors=(404, 501, 504),
+    tag="openai",
+)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def score(request: Request) -> Response:
-        body = await ctx.asked(request, ScoreRequest)
-        work = _labels(ctx, body) if body.items is not None else _pairs(ctx, body)
-        return json_response(await ctx.while_connected(request, work))
+class Scores(RouteGroup):
+    @serves(_SCORE, "POST /v1/score", "POST /score")
+    async def score(self, request: Request) -> LabelScores | PairScores:
+        body = await self._ctx.body(request, ScoreRequest)
+        if body.items is not None:
+            return await while_connected(request, _labels(self._ctx, body))
+        return await while_connected(request, _pairs(self._ctx, body))
 
-    async def rerank(request: Request) -> Response:
-        body = await ctx.asked(request, RerankRequest)
-        return json_response(await ctx.while_connected(request, _ranking(ctx, body)))
-
-    return [
-        *(Route(path, score, methods=["POST"]) for path in ("/v1/score", "/score")),
-        *(Route(path, rerank, methods=["POST"]) for path in RERANKS),
-    ]
+    @serves(_RERANK, "POST /v1/rerank", "POST /rerank", "POST /v2/rerank")
+    async def rerank(self, request: Request) -> Ranking:
+        body = await self._ctx.body(request, RerankRequest)
+        return await while_connected(request, _ranking(self._ctx, body))
 
 
 # -- labels ----------------------------------------------------------------------------------------------
@@ -382,13 +370,8 @@ async def _embedded(
 ) -> tuple[list[list[float]], int]:
     request = ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=adapter, **_named(body), **more))
     request.normalize_batch_and_arguments()
-    vectors, tokens = [], 0
-    for outcome in await ctx.manager.embed(request):
-        if isinstance(outcome, RuntimeFault):
-            raise outcome
-        vectors.append(outcome.embedding)
-        tokens += outcome.prompt_tokens
-    return vectors, tokens
+    outputs = await embed(ctx, request, {})
+    return [one.embedding for one in outputs], sum(one.prompt_tokens for one in outputs)
 
 
 async def _judged(

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from runtime.protocol.errors import Aborted, NoWorker, Overloaded, QueueFull, TransferLate, WorkerFailed
-from runtime.server.http.sse import unless_gone
+from runtime.server.http.sse import while_connected
 from runtime.server.router.answer import MOST_MERGED, Answer, Order, Refusal, refusal_of
 from runtime.server.router.merge import Merge, decoded, merge_for
 from runtime.server.router.metrics import RouterMetrics
@@ -43,7 +43,7 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(self._order, self._metrics, send)
-        await while_connected(Request(scope, receive), answer, self._try_all(answer))
+        await answered_while_connected(Request(scope, receive), answer, self._try_all(answer))
 
     async def _try_all(self, answer: Answer) -> None:
         failed: list[Worker] = []
@@ -80,11 +80,11 @@ class Relay:
             await answer.pass_on(worker, response, began)
 
 
-async def while_connected(request: Request, answer: Answer, work: Coroutine[Any, Any, None]) -> None:
+async def answered_while_connected(request: Request, answer: Answer, work: Coroutine[Any, Any, None]) -> None:
     """Do `work`; what it raises becomes the request's end. When the client goes, it is cancelled. Raises what
     cannot be told in the answer."""
     try:
-        await unless_gone(request, _answered(answer, work))
+        await while_connected(request, _answered(answer, work))
     except Aborted:
         if not answer.started:
             raise
@@ -215,7 +215,7 @@ class PairRelay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(self._order, self._metrics, send)
-        await while_connected(Request(scope, receive), answer, self._try_all(answer))
+        await answered_while_connected(Request(scope, receive), answer, self._try_all(answer))
 
     async def _try_all(self, answer: Answer) -> None:
         tried: list[tuple[Worker, Worker]] = []

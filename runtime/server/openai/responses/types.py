@@ -135,7 +135,7 @@ class Kept:
     since: float = 0.0
 
     @property
-    def is_own(self) -> bool:
+    def is_of_client(self) -> bool:
         """Whether the current client may know of it."""
         return self.owner == CLIENT.get().owner
 
