@@ -19,7 +19,7 @@ import msgspec
 
 from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS
 from runtime.protocol.errors import BadRequest
-from runtime.server.http.left_out import remark
+from runtime.server.http.ignored import remark
 
 ANY_JSON = "$$ANY$$"
 """json_schema of any JSON value (see runtime.grammar)."""

@@ -30,7 +30,7 @@ from runtime.protocol.errors import (
 )
 from runtime.protocol.registry import near
 from runtime.server.http.admission import SHORT, admit
-from runtime.server.http.left_out import may_be_left_out
+from runtime.server.http.ignored import may_ignore
 
 T = TypeVar("T")
 
@@ -216,14 +216,14 @@ def to_struct(data: Any, kind: type[T], where: str = "") -> T:
 
 def known_fields(data: Mapping[str, Any], known: Set[str], where: str = "") -> Mapping[str, Any]:
     """The fields that are among `known`. Raises BadRequest for the first other one that may not be left out
-    (see left_out)."""
+    (see ignored.py)."""
     if data.keys() <= known:
         return data
     fields: dict[str, Any] = {}
     for name, value in data.items():
         if name in known:
             fields[name] = value
-        elif not may_be_left_out(name, value, where):
+        elif not may_ignore(name, value, where):
             meant = near(name, known)
             raise BadRequest(
                 f"unknown field {name[:80]!r}",

@@ -3,8 +3,8 @@
     {"error": {"message", "type", "param", "code", "retryable", "request_id"},
      "object": "error", "message", "type", "param", "code"}
 
-The same facts stand twice: OpenAI's clients read the inner object, older ones the outer. Anthropic's own
-shape is made where its routes are. Nothing here knows a route.
+The same facts stand twice: OpenAI's clients read the inner object, older ones the outer. `mapped` gives a
+fault the field names of a client's API: `max_tokens` for `sampling_params.max_new_tokens`. Knows no route.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from runtime.protocol.errors import (
 
 RETRY_AFTER_S = 1
 """How long a client is asked to wait when the server is full."""
-
-
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -48,7 +46,7 @@ _TYPES = {
 
 
 def error_type(status: int) -> str:
-    """The family of an error, in the words that OpenAI's clients know."""
+    """The `type` of an error for OpenAI's clients."""
     return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
@@ -74,21 +72,20 @@ def error_headers(fault: RuntimeFault) -> dict[str, str]:
     if fault.status == 503:
         return {"retry-after": str(RETRY_AFTER_S)}
     if fault.status == 408:
-        return {
-            "connection": "close"
-        }  # the rest of the body may still come, and would be taken for a request
+        # The rest of the body may still come, and would be read as a request.
+        return {"connection": "close"}
     return {}
 
 
 def forget_frames(error: BaseException) -> None:
-    """Once it was answered: an error that somebody keeps refers to the frames it passed, and through them to
-    itself and to the whole request, which would wait for a collection of garbage: a long prompt, for long."""
-    found: BaseException | None = error
+    """Drop the tracebacks of an answered error and its causes. Their frames refer to the error and to the
+    request's prompt, which would live until the next garbage collection."""
+    current: BaseException | None = error
     for _ in range(16):  # errors may be each other's context
-        if found is None:
+        if current is None:
             return
-        found.__traceback__ = None
-        found = found.__cause__ or found.__context__
+        current.__traceback__ = None
+        current = current.__cause__ or current.__context__
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -102,7 +99,7 @@ def error_response(fault: RuntimeFault) -> Response:
 
 
 def from_http(error: HTTPException) -> RuntimeFault:
-    """The router's own refusals (no such path, wrong method) as one of ours."""
+    """An error of Starlette's router (no such path, wrong method) as one of ours."""
     match error.status_code:
         case 404:
             return NotFound("no such path", hint="GET /openapi.json lists the paths")
@@ -118,35 +115,35 @@ def from_http(error: HTTPException) -> RuntimeFault:
 
 FieldNames = Mapping[str, str]
 """The runtime's name of a field -> the client's."""
-_PLACE = re.compile(r"(?:sampling_params(?:\[\d+\])?\.)?(\w+)(.*)", re.DOTALL)
-_OWN_ONLY = re.compile(r"\b(?:max_new_tokens|min_new_tokens|sampling_params)\b")
+_PATH = re.compile(r"(?:sampling_params(?:\[\d+\])?\.)?(\w+)(.*)", re.DOTALL)
+_UNAMBIGUOUS = re.compile(r"\b(?:max_new_tokens|min_new_tokens|sampling_params)\b")
+"""Names that mean nothing else in prose."""
 
 
 def mapped(fault: RuntimeFault, names: FieldNames, context: int | None = None) -> RuntimeFault:
-    """The same fault with the client's names in its place, its message and its hint. `context`: tokens that
-    a request may have, for clients that look for them when it has more."""
-    where, message = fault.where, fault.message
-    if where is not None and (found := _PLACE.fullmatch(where)) is not None:
-        own, named = found[1], names.get(found[1], found[1])
-        where = named + found[2]
-        if message.startswith(f"{own} "):
-            message = named + message[len(own) :]
-    hint = None if fault.hint is None else _renamed(fault.hint, names)
-    message = _renamed(message, names)
+    """The same fault with the client's names in its path, message and hint. `context`: the most tokens of a
+    request, for clients that look for them when it has more."""
+
+    def renamed(text: str) -> str:
+        return _UNAMBIGUOUS.sub(lambda match: names.get(match[0], match[0]), text)
+
+    path, message = fault.where, fault.message
+    if path is not None and (match := _PATH.fullmatch(path)) is not None:
+        name = match[1]
+        path = names.get(name, name) + match[2]
+        if message.startswith(f"{name} "):
+            message = names.get(name, name) + message[len(name) :]
+    hint = None if fault.hint is None else renamed(fault.hint)
+    message = renamed(message)
     if isinstance(fault, PromptTooLong) and context is not None:
         text = f"This model's maximum context length is {context} tokens: {message}"
-        return ContextExceeded(text, where=where, hint=hint)
-    return type(fault)(message, where=where, hint=hint)
-
-
-def _renamed(text: str, names: FieldNames) -> str:
-    """Only names that are nothing but names are looked for in prose."""
-    return _OWN_ONLY.sub(lambda found: names.get(found[0], found[0]), text)
+        return ContextExceeded(text, where=path, hint=hint)
+    return type(fault)(message, where=path, hint=hint)
 
 
 @contextmanager
 def mapped_errors(names: FieldNames, context: int | None = None) -> Iterator[None]:
-    """Faults that leave the block are reported in the client's names (see `mapped`)."""
+    """Raise faults of the block with the client's names (see `mapped`)."""
     try:
         yield
     except RuntimeFault as fault:

@@ -27,8 +27,8 @@ from runtime.processes.supervise.logs import ACCESS, FIELDS, REQUEST_ID
 from runtime.protocol.errors import InternalFault, Overloaded, RuntimeFault
 from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
 from runtime.server.http.errors import error_body, error_headers, forget_frames, from_http, json_response
+from runtime.server.http.ignored import IgnoredFields, open_record
 from runtime.server.http.keys import KeyRing
-from runtime.server.http.left_out import LeftOut, open_list
 from runtime.server.http.metrics import HttpMetrics
 from runtime.server.observe.tracing import Tracing
 
@@ -85,7 +85,7 @@ class Gate:
         # Whoever passes the request on passes on its id.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != header[0]] + [header]
         scope["app"] = self  # the router raises its refusals for an application, instead of answering them
-        sent = _Sent(send, header, open_list(self._ignore))
+        sent = _Sent(send, header, open_record(self._ignore))
         began = time.monotonic()
         self._active += 1
         self._metrics.began()
@@ -201,8 +201,8 @@ class _Sent:
     """Passes on what is sent, with one header more and a warning of what was left out, and remembers status
     and size of the body. headers: what each answer says besides."""
 
-    def __init__(self, send: Send, header: tuple[bytes, bytes], left_out: LeftOut) -> None:
-        self._send, self._header, self._left_out = send, header, left_out
+    def __init__(self, send: Send, header: tuple[bytes, bytes], ignored: IgnoredFields) -> None:
+        self._send, self._header, self._ignored = send, header, ignored
         self.status: int | None = None
         self.headers: Callable[[], Mapping[str, str]] = dict
         self.size = 0
@@ -212,7 +212,7 @@ class _Sent:
             self.status = int(message["status"])
             others = [pair for pair in message.get("headers", ()) if pair[0].lower() != self._header[0]]
             added = [(name.encode(), value.encode()) for name, value in self.headers().items()]
-            if (warning := self._left_out.header()) is not None:
+            if (warning := self._ignored.header()) is not None:
                 added.append((b"warning", warning))
             message = {**message, "headers": [*others, *added, self._header]}
         else:

@@ -21,7 +21,7 @@ from runtime.protocol.sampling import WORDS
 from runtime.server.context import RouteGroup, serves
 from runtime.server.http.body import json_type, known_fields, to_struct
 from runtime.server.http.errors import error_body
-from runtime.server.http.left_out import may_be_left_out
+from runtime.server.http.ignored import may_ignore
 from runtime.server.http.openapi import Operation, body_schema
 from runtime.server.http.sse import DONE, closing_stream, event, while_connected
 
@@ -171,7 +171,7 @@ def _without_unknown(params: Any) -> Any:
     return {
         name: value
         for name, value in params.items()
-        if name in _SAMPLING_FIELDS or not may_be_left_out(str(name), value, "sampling_params")
+        if name in _SAMPLING_FIELDS or not may_ignore(str(name), value, "sampling_params")
     }
 
 

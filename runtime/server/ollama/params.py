@@ -14,7 +14,7 @@ from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields
-from runtime.server.http.left_out import remark, says_nothing
+from runtime.server.http.ignored import is_empty, remark
 from runtime.server.openai.params import check_model
 from runtime.server.output_format import ANY_OBJECT
 
@@ -95,7 +95,7 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         "options",
     )
     for name, value in options.items():
-        if says_nothing(value):
+        if is_empty(value):
             continue
         if name in _SAME:
             sampling[name] = value

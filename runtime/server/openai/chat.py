@@ -21,7 +21,7 @@ from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import FieldNames
-from runtime.server.http.left_out import says_nothing
+from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
 from runtime.server.openai.logprobs import token_entries
@@ -196,9 +196,7 @@ def _check_ids(body: ChatRequest) -> None:
 
 
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
-    for name, why in _REFUSED.items():
-        if not says_nothing(getattr(body, name)):
-            raise NotSupported(f"{name} is not supported: {why}", where=name)
+    refuse_unsupported(body, _REFUSED)
     if body.modalities and body.modalities != ["text"]:
         raise NotSupported(
             'this model generates only text; leave it out or send ["text"]', where="modalities"

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 from runtime.formats.reply import ReplyParser
-from runtime.protocol.errors import BadRequest, ModelNotFound, NotSupported
+from runtime.protocol.errors import BadRequest, ModelNotFound
 from runtime.protocol.sampling import set_fields
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import FieldNames
-from runtime.server.http.left_out import says_nothing
+from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.openai.logprobs import prompt_entries
 from runtime.server.output_format import OutputFields, asked
 
@@ -284,9 +284,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     NotSupported.
     """
     adapter = check_model(ctx, body.model)
-    for name, why in _REFUSED.items():
-        if not says_nothing(getattr(body, name)):
-            raise NotSupported(f"{name} is not supported: {why}", where=name)
+    refuse_unsupported(body, _REFUSED)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("needs stream: true", where="stream_options")
     if body.samples < 1:

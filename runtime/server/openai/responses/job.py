@@ -21,7 +21,7 @@ from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import error_type
-from runtime.server.http.left_out import says_nothing
+from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.messages import callable_tools, tools_of
 from runtime.server.openai.params import check_model, field_names_of, generation_of
@@ -103,9 +103,7 @@ class Job:
     def _check(self) -> None:
         body = self._body
         check_metadata(body.metadata)
-        for name, why in _REFUSED.items():
-            if not says_nothing(getattr(body, name)):
-                raise NotSupported(f"{name} is not supported: {why}", where=name)
+        refuse_unsupported(body, _REFUSED)
         if body.background and body.stream:
             raise NotSupported("a background response cannot be streamed", where="background")
         if body.background and body.store is False:
