@@ -108,7 +108,7 @@ def _taking_signals() -> Iterator[Signals]:
 def _first(deployment: Deployment, seconds: float, signals: Signals) -> list[Member]:
     """The servers, once a replica is there; none where the process was told to end. Raises EngineDead."""
     deadline = time.monotonic() + seconds
-    while not signals.told:
+    while not signals.received:
         if members := deployment.members():
             return members
         deployment.check()

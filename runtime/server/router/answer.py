@@ -1,6 +1,7 @@
-"""Answer: what the client has of its answer, and how a worker's answer becomes that.
+"""Answer: passes a worker's answer on to the client, bytes as they come, no faster than the client reads.
 
-Bytes are passed on as they come, no faster than the client reads them.
+Streams are passed on in whole events: one that breaks off can be ended by an event that reports it, and
+one of which only comments were sent can be begun again by another worker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runtime.server.http.sse import HEADERS as STREAM_HEADERS
 from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Worker
-from runtime.server.router.prompt import Asked
+from runtime.server.router.prompt import RequestFacts
 from runtime.server.router.upstream import Response, headers_back, read_some
 
 MOST_HELD = 1 << 20
@@ -67,33 +68,33 @@ MOST_MERGED = 64 << 20
 """Bytes of an answer that another one is merged into."""
 _STREAM = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 ErrorEvent = Callable[[RuntimeFault], bytes]
-Learn = Callable[[Asked, Worker, bytes], None]
+Learn = Callable[[RequestFacts, Worker, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done. target: path and query; on_fault: an error inside a stream, as these clients know
-    it; learn: called with the beginning of the worker's answer, once that is there."""
+    """A request to pass on. target: path and query; on_fault: formats an error inside a stream; learn: called
+    with the beginning of the worker's answer, once that is there."""
 
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
-    asked: Asked
+    facts: RequestFacts
     on_fault: ErrorEvent
     learn: Learn | None = None
     arrived: float = field(default_factory=time.monotonic)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of its timeout_s that are left; None: it has none."""
-        limit = self.asked.timeout_s
+        """Seconds left of its timeout_s, None if it has none."""
+        limit = self.facts.timeout_s
         return None if limit is None else self.arrived + limit - time.monotonic()
 
 
 @dataclass(slots=True)
 class Refusal(Exception):
-    """A worker's own answer, which another worker may do better; final: none may."""
+    """A worker's own answer, which another worker may improve on, unless it is `final`."""
 
     worker: Worker
     status: int
@@ -103,7 +104,7 @@ class Refusal(Exception):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The error of the answer; {} where it has another shape."""
+        """The `error` object of the answer, {} if it has another shape."""
         try:
             error = msgspec.json.decode(self.body)["error"]
         except (msgspec.DecodeError, KeyError, TypeError):
@@ -116,7 +117,7 @@ class Refusal(Exception):
 
     @property
     def fault(self) -> RuntimeFault:
-        """The same as an error of the router's."""
+        """The same as an error of the router."""
         message = str(self.facts.get("message") or f"answered {self.status}")
         return WorkerFailed(message, where=self.worker.name)
 
@@ -131,7 +132,7 @@ class Answer:
         self.started = False
         self._torn = False
         self.begun = False
-        """Whether more was sent than comments: then nobody else can give the answer."""
+        """Whether more was sent than comments: then no other worker can give the answer."""
 
     async def pass_on(
         self,
@@ -140,24 +141,24 @@ class Answer:
         began: float,
         merge: Callable[[], Awaitable[Merge]] | None = None,
     ) -> None:
-        """The worker's answer to a request that was sent at `began` (time.monotonic()). merge: asked for what
-        to merge into it once there is something of it. Raises WorkerFailed; Refusal when the client has the
-        beginning of a stream and this is none."""
+        """Send the worker's answer to a request of the time `began` (time.monotonic()). merge: awaited, once
+        the answer has begun, for what is merged into it. Raises WorkerFailed; Refusal if this is no stream,
+        and the client has received the beginning of one."""
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             await self._pass_events(worker, response, began, merge)
         else:
             await self._pass_whole(worker, response, began, merge)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """The request ends with this."""
+        """End the request with this answer."""
         if self.started:
             await self._body(self._order.on_fault(refusal.fault), more=False)
         else:
             await self._whole(refusal.status, refusal.headers, refusal.body)
 
     async def fail(self, fault: RuntimeFault) -> None:
-        """The request ends with this. Raises it where nothing was sent yet, and where the client has part of
-        something: then the connection is cut, so that it cannot look complete."""
+        """End the request with this error. Raises it if nothing was sent yet, or if the client has part of
+        an event: then the connection is closed, so that the answer cannot look complete."""
         if not self.started or self._torn:
             raise fault
         await self._body(self._order.on_fault(fault), more=False)
@@ -240,7 +241,7 @@ class Answer:
     def _first(self, worker: Worker, beginning: bytes, began: float) -> None:
         self._metrics.first(worker, time.monotonic() - began)
         if self._order.learn is not None:
-            self._order.learn(self._order.asked, worker, beginning)
+            self._order.learn(self._order.facts, worker, beginning)
 
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.started = True

@@ -1,4 +1,4 @@
-"""`python -m runtime router`: reads the options, listens, and serves until it is told to end."""
+"""`python -m runtime router`: reads the options, listens, and serves until a signal ends it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 GROUPS = (("router", RouterConfig),)
 TICK_S = 0.1
 FLUSH_S = 5.0
-"""How long answers to requests that were given up may take to be sent."""
+"""How long error answers may take to be sent at the end."""
 DESCRIPTION = (
     "One address in front of several servers: replicas (--worker URL ...), or pairs of prefill and decode "
     "servers (--prefill URL ... --decode URL ...)."
@@ -59,13 +59,13 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
 
 
 class Ended:
-    """A signal that comes before the web server takes them. It gives those that it took on at its end."""
+    """Notes a signal that arrives before the web server handles them, or that it re-raises at its end."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.received = False
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        self.told = True
+        self.received = True
 
 
 async def serve(router: Router, listener: socket.socket, ended: Ended) -> None:
@@ -85,7 +85,7 @@ async def serve(router: Router, listener: socket.socket, ended: Ended) -> None:
 async def _end(router: Router, server: uvicorn.Server, ended: Ended) -> None:
     while not server.should_exit:
         await asyncio.sleep(TICK_S)
-        if ended.told:
+        if ended.received:
             server.should_exit = True
     patience = router.config.drain_timeout_s
     log.info("ending; requests in hand may take %g s", patience)

@@ -1,4 +1,4 @@
-"""What GET /metrics of the router tells: its HTTP side as every server's, and what became of its workers."""
+"""GET /metrics of the router: its HTTP side, as of every server, and its workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 30
 
 
 class RouterMetrics:
-    """`workers` gives all of them, whose state is told at the moment of asking."""
+    """`workers`: returns all of them; their state is read at each scrape."""
 
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
         self._registry = CollectorRegistry()

@@ -1,6 +1,5 @@
-"""Asked: what of a request's body the router looks at. The body itself is passed on as it came.
-
-A body that is no JSON, or has another shape, is none of the router's business: the worker says what is wrong.
+"""RequestFacts: the fields of a body that the router reads. The body itself is passed on as it came: if it is
+not JSON, or has another shape, the worker reports what is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PROMPT = ("tools", "instructions", "system", "text", "input_ids", "prompt", "me
 
 
 class _Body(msgspec.Struct):
-    """Fields of all routes. Raw: the text of the JSON, whatever it says."""
+    """Fields of all routes. Raw: JSON of any type."""
 
     model: msgspec.Raw = _NOTHING
     lora_path: msgspec.Raw = _NOTHING
@@ -42,11 +41,11 @@ class _Body(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestFacts:
     """prompt: what a cached prefix depends on (see Policy.choose)
-    held     the session, or the earlier response, that only one worker has; None: any can answer
-    program  requests with the same one better go to the same worker
-    timeout_s  seconds it may take, all attempts together
+    held     the session or earlier response that only one worker has; None: any can answer
+    program  requests with the same one should go to the same worker
+    timeout_s  seconds for all attempts together
     """
 
     prompt: bytes = b""
@@ -55,18 +54,17 @@ class Asked:
     timeout_s: float | None = None
 
 
-def read_asked(body: bytes) -> Asked:
-    """Of a request's body."""
+def read_facts(body: bytes) -> RequestFacts:
     try:
-        found = msgspec.json.decode(body, type=_Body)
+        fields = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, RecursionError):
-        return Asked()
-    parts = [bytes(getattr(found, name)) for name in (*_NAMESPACE, *_PROMPT)]
+        return RequestFacts()
+    parts = [bytes(getattr(fields, name)) for name in (*_NAMESPACE, *_PROMPT)]
     prompt = b"\n".join(part[:MOST_PROMPT] for part in parts if part)[:MOST_PROMPT]
-    program = _text(found.routing_key) or _text(found.prompt_cache_key)
-    limit = found.timeout_s
+    program = _text(fields.routing_key) or _text(fields.prompt_cache_key)
+    limit = fields.timeout_s
     timed = isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
-    return Asked(prompt, _held(found), program, float(limit) if timed else None)
+    return RequestFacts(prompt, _held(fields), program, float(limit) if timed else None)
 
 
 def _held(body: _Body) -> str | None:
