@@ -1,5 +1,5 @@
-"""Router policies: which of the available workers gets a request. A policy is created once per router and pool,
-from the router's options. One thread calls it, for every attempt; it must be quick, and must not wait.
+"""Router policies: which of the available workers gets a request. A policy is created once per router and
+pool, from the router's options. One thread calls it, for every attempt; it must be quick, and must not wait.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ C = TypeVar("C", bound=Candidate)
 
 class Policy(Protocol):
     def choose(self, prompt: bytes, candidates: Sequence[C], /) -> C:
-        """One of `candidates` (at least one). prompt: what the request's cached prefix depends on: prompts with
-        a common beginning have one here. It may be empty or cut off."""
+        """One of `candidates` (at least one). prompt: what the request's cached prefix depends on: prompts
+        with a common beginning have one here. It may be empty or cut off."""
         ...
 
     def forget(self, name: str, /) -> None:

@@ -46,8 +46,8 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """available; trial: it failed, and one request tests whether it works again; failed: it gets none until
-        then; not_ready: so it reports itself, or it does not answer."""
+        """available; trial: it failed, and one request tests whether it works again; failed: it gets none
+        until then; not_ready: so it reports itself, or it does not answer."""
         if not self._ready:
             return "not_ready"
         if self._closed_until is None:
@@ -133,8 +133,8 @@ class Choice:
 
 
 class Pool:
-    """`workers`, of one role, and their policy. `changed` is set when they are replaced. Raises UnknownName for
-    an unknown policy."""
+    """`workers`, of one role, and their policy. `changed` is set when they are replaced. Raises UnknownName
+    for an unknown policy."""
 
     def __init__(self, workers: Sequence[Worker], policy: str, config: RouterConfig) -> None:
         self.workers = tuple(workers)
@@ -181,8 +181,8 @@ class Pool:
         self._holders.pop(f"held {name}", None)
 
     def forget(self, worker: Worker) -> None:
-        """It failed: its cache, and its programs', may be lost. So are sessions, but the worker itself reports
-        that when it is back."""
+        """It failed: its cache, and its programs', may be lost. So are sessions, but the worker itself
+        reports that when it is back."""
         self._policy.forget(worker.name)
         for key, holder in list(self._holders.items()):
             if holder is worker and key.startswith("program "):
