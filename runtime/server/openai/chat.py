@@ -22,7 +22,6 @@ from runtime.protocol.sampling import ROOM
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import FieldNames
 from runtime.server.http.ignored import refuse_unsupported
-from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import callable_tools, messages_of, tools_of
@@ -33,6 +32,7 @@ from runtime.server.openai.params import (
     finish_of,
     names_of,
     new_ids_of,
+    openai_operation,
     prompt_facts_of,
     usage_of,
     with_logprobs,
@@ -125,14 +125,7 @@ _REFUSED = {
 }
 
 
-_CHAT = Operation(
-    "Chat completion",
-    request=ChatRequest,
-    response=ChatCompletion,
-    stream=True,
-    errors=(404, 501, 504),
-    tag="openai",
-)
+_CHAT = openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
 
 
 class Chat(RouteGroup):
@@ -294,7 +287,7 @@ class ChatJob:
                 if reason is not None:
                     extras = {"matched_stop": matched, **extras_of(reply)}
                     yield self._chunk(index, {}, reason=reason, extras=extras)
-        if self._body.tells_usage:
+        if self._body.sends_usage:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
 

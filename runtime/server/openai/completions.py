@@ -20,17 +20,17 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import RouteGroup, ServerContext, serves
-from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
 from runtime.server.openai.logprobs import spelled
 from runtime.server.openai.params import (
     Generating,
+    choice_index,
     extras_of,
     fields_of,
     finish_of,
     names_of,
     new_ids_of,
-    place_of,
+    openai_operation,
     prompt_facts_of,
     prompts_of,
     usage_of,
@@ -82,14 +82,7 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-_COMPLETION = Operation(
-    "Text completion",
-    request=CompletionRequest,
-    response=Completion,
-    stream=True,
-    errors=(404, 501, 504),
-    tag="openai",
-)
+_COMPLETION = openai_operation("Text completion", request=CompletionRequest, response=Completion, stream=True)
 
 
 class Completions(RouteGroup):
@@ -197,12 +190,12 @@ class _Job:
         ) as changes:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
-                choice = self._choice(place_of(index, prompts, samples), reply, echoed)
+                choice = self._choice(choice_index(index, prompts, samples), reply, echoed)
                 tokens = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
                 if choice.text or choice.finish_reason or (tokens is not msgspec.UNSET and tokens):
                     shown = self._body.always_sends_usage
                     yield self._chunk([choice], self._usage() if shown else None)
-        if self._body.tells_usage:
+        if self._body.sends_usage:
             yield self._chunk([], self._usage())
         yield DONE
 

@@ -13,9 +13,8 @@ from starlette.requests import Request
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import mapped_errors
-from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import while_connected
-from runtime.server.openai.params import DEFAULT_MODEL, check_model, prompts_of
+from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation, prompts_of
 from runtime.server.replies import embed
 
 
@@ -52,9 +51,7 @@ class EmbeddingList(msgspec.Struct):
     object: str = "list"
 
 
-_EMBEDDINGS = Operation(
-    "Embeddings", request=EmbeddingRequest, response=EmbeddingList, errors=(404, 501, 504), tag="openai"
-)
+_EMBEDDINGS = openai_operation("Embeddings", request=EmbeddingRequest, response=EmbeddingList)
 _NAMES = {"text": "input", "input_ids": "input"}
 
 

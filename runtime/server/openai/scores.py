@@ -30,9 +30,8 @@ from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import mapped_errors
-from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import while_connected
-from runtime.server.openai.params import DEFAULT_MODEL, check_model
+from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation
 from runtime.server.replies import embed
 
 ANSWERS = ("yes", "no")
@@ -137,20 +136,12 @@ class Ranking(msgspec.Struct):
     usage: ScoreUsage
 
 
-_SCORE = Operation(
+_SCORE = openai_operation(
     "how well texts go together, or how probable labels are after a text",
     request=ScoreRequest,
     response=LabelScores | PairScores,
-    errors=(404, 501, 504),
-    tag="openai",
 )
-_RERANK = Operation(
-    "documents by how well they meet a query",
-    request=RerankRequest,
-    response=Ranking,
-    errors=(404, 501, 504),
-    tag="openai",
-)
+_RERANK = openai_operation("documents by how well they meet a query", request=RerankRequest, response=Ranking)
 
 
 class Scores(RouteGroup):

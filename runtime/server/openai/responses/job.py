@@ -24,7 +24,7 @@ from runtime.server.http.errors import error_type
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.openai.params import check_model, field_names_of, generation_of
+from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
 from runtime.server.openai.responses.items import input_items, messages_of
 from runtime.server.openai.responses.step import Step, StepEvents
 from runtime.server.openai.responses.tools import Sessions, afterwards, chosen, offer
@@ -38,7 +38,7 @@ from runtime.server.openai.responses.types import (
     check_metadata,
     no_response,
 )
-from runtime.server.output_format import ANY_JSON, ANY_OBJECT, asked
+from runtime.server.output_format import ANY_JSON, ANY_OBJECT, constraint_of, structural_tag
 from runtime.server.replies import follow, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
@@ -69,20 +69,20 @@ class Job:
         self._adapter = check_model(ctx, body.model)
         self._names = {**_NAMES, **field_names_of(body)}
         self._check()
-        messages: list[Message] = []
+        history: list[Message] = []
         if body.previous_response_id is not None:
             if earlier is None:
                 raise no_response(body.previous_response_id, "previous_response_id")
             if earlier.response.status not in ("completed", "incomplete"):
                 raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
-            # Instructions are not carried over; the new ones, if any, come first. Nor are thoughts.
-            messages = [
+            # Instructions and reasoning are not carried over; the new instructions, if any, come first.
+            history = [
                 msgspec.structs.replace(one, reasoning_content=None)
                 for one in earlier.messages
                 if one.role != "system"
             ]
-        instructed = [Message("system", body.instructions)] if body.instructions else []
-        self._messages = [*instructed, *messages, *messages_of(body.input)]
+        instructions = [Message("system", body.instructions)] if body.instructions else []
+        self._messages = [*instructions, *history, *messages_of(body.input)]
         self._items = input_items(body.input)
         self._offer = offer(ctx.tools, body.tools)
         most = 2 * ctx.model.max_prompt_length
@@ -123,48 +123,45 @@ class Job:
     def _next(self, choice: Any) -> Step:
         """A generation after the messages so far. choice: `tool_choice` as chat completions have it."""
         body, model = self._body, self._ctx.model
-        sampling: dict[str, Any] = {**model.default_sampling}
         limit = body.max_output_tokens
         if limit is not None and limit < 1:
             raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
-        sampling["max_new_tokens"] = ROOM if limit is None else limit - self._usage[2]
-        own, fields = generation_of(self._ctx, body)
+        most = ROOM if limit is None else limit - self._usage[2]
+        sampling, fields = generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
-        if form and asked(body).sampling:
+        if form and constraint_of(body).sampling:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
-        sampling |= own | form
+        sampling = {**model.default_sampling, "max_new_tokens": most, **sampling, **form}
         fields.setdefault("require_reasoning", None)
         tools = tools_of(self._offer.functions, choice)
         if tools:
             fields["tools"] = tools
-        allowed, called = callable_tools(tools, choice)
-        use = ToolUse.of(model, allowed, called, body.parallel_tool_calls, self._messages, sampling)
+        allowed, mode = callable_tools(tools, choice)
+        use = ToolUse.of(model, allowed, mode, body.parallel_tool_calls, self._messages, sampling)
         shows = body.include_reasoning is not False
         sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-            fields |= {"return_logprob": True, "return_text_in_logprobs": True}
-            fields["top_logprobs_num"] = body.top_logprobs or 0
-        effort = (body.reasoning or {}).get("effort")
+            fields = with_logprobs(fields, body.top_logprobs or 0)
         variables = dict(body.chat_template_kwargs or {})
-        if effort is not None:
+        if (effort := (body.reasoning or {}).get("effort")) is not None:
             variables.setdefault("reasoning_effort", effort)
         if variables:
             fields["template_kwargs"] = variables
-        made = GenerateReqInput(
+        request = GenerateReqInput(
             messages=conversation(self._messages),
             lora_path=self._adapter,
             stream=bool(body.stream),
             sampling_params=sampling,
             **fields,
         )
-        request = ready(self._ctx, made, self._names)
         container = f"cntr_{self.response.id[5:]}"
+        request = ready(self._ctx, request, self._names)
         return Step(self._ctx, request, use, self._offer.run, container, shows)
 
     def _blank(self) -> ResponseObject:
         body = self._body
         form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
-        asked = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
+        shown = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
         reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
         return ResponseObject(
             id=f"resp_{new_rid()}",
@@ -180,7 +177,7 @@ class Job:
             background=bool(body.background),
             store=body.store is not False,
             temperature=body.temperature,
-            text={"format": asked},
+            text={"format": shown},
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
             top_p=body.top_p,
@@ -217,7 +214,7 @@ class Job:
         except RuntimeFault as fault:
             self._fail(fault)
             self._keep()
-        except Exception as error:  # noqa: BLE001 - sent to whoever reads the response
+        except Exception as error:  # noqa: BLE001 - reported in the response
             self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
             self._keep()
 
@@ -245,7 +242,7 @@ class Job:
         begun = False
         async with self._sessions:
             while (step := self._step) is not None:
-                told = StepEvents(step, self.event, len(self.response.output))
+                events = StepEvents(step, self.event, len(self.response.output))
                 changed = follow(self._ctx, step.request, self._names, [step.reply])
                 async with closing_stream(changed) as changes:
                     async for _ in changes:
@@ -254,24 +251,24 @@ class Job:
                                 yield self.event("response.created", response=self.response)
                                 yield self.event("response.in_progress", response=self.response)
                             begun = True
-                            for made in told.begin():
-                                yield made
+                            for data in events.begin():
+                                yield data
                         for one in step.reply.events:
-                            for made in told.of(one):
-                                yield made
+                            for data in events.of(one):
+                                yield data
                 if step.reply.output is None:
                     return
                 self._generated(step)
-                for made in told.end():
-                    yield made
-                self.response.output += sorted(step.items(), key=told.place)
-                async for made in self._after(step, told):
-                    yield made
+                for data in events.end():
+                    yield data
+                self.response.output += sorted(step.items(), key=events.position)
+                async for data in self._after(step, events):
+                    yield data
         self._keep()
         yield self.event(f"response.{self.response.status}", response=self.response)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
-        """How an error in the middle of the stream is sent."""
+        """An error in the middle of the stream."""
         self._fail(fault)
         self._keep()
         return self.event("response.failed", response=self.response)
@@ -283,7 +280,7 @@ class Job:
     # -- between generations ---------------------------------------------------------------------------------
 
     def _generated(self, step: Step) -> None:
-        """Take note of a generation that has ended."""
+        """Add a generation that has ended to conversation and usage."""
         step.finish()
         self._messages.append(step.message())
         meta = step.reply.meta
@@ -291,39 +288,39 @@ class Job:
         self._usage = [
             earlier + int(meta.get(name) or 0) for earlier, name in zip(self._usage, names, strict=True)
         ]
-        prompt, cached, made, thought = self._usage
+        prompt, cached, output, reasoning = self._usage
         self.response.usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached if self._ctx.config.enable_cache_report else 0},
-            "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": thought},
-            "total_tokens": prompt + made,
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": prompt + output,
         }
 
-    async def _after(self, step: Step, told: StepEvents | None = None) -> AsyncGenerator[bytes, None]:
-        """Run the calls of a generation that are run here, tell of them, and make the next generation, or
-        end the response."""
+    async def _after(self, step: Step, events: StepEvents | None = None) -> AsyncGenerator[bytes, None]:
+        """Run the calls of a generation that are run here, with their `events`; then begin the next
+        generation, or end the response."""
         self._step = None
         if step.was_cut:
             self._end("max_output_tokens")
             return
         for number in step.to_run:
             if self._calls_left == 0:
-                self._messages.append(step.not_run(number))
+                self._messages.append(step.skip(number))
                 continue
             self._calls_left -= 1
-            for made in told.runs(number) if told is not None else ():
-                yield made
+            for data in events.runs(number) if events is not None else ():
+                yield data
             self._messages.append(await step.run(number, self._sessions))
-            for made in told.ran(number) if told is not None else ():
-                yield made
-        if step.left_out:
-            for made in told.left_out() if told is not None else ():
-                yield made
+            for data in events.ran(number) if events is not None else ():
+                yield data
+        if step.skipped:
+            for data in events.skipped() if events is not None else ():
+                yield data
             self._end("max_tool_calls")
             return
         if not step.to_run or step.has_functions:
-            self._end()  # answered, or it is the client's turn
+            self._end()  # the model has answered, or the client runs its functions
             return
         limit = self._body.max_output_tokens
         if limit is not None and self._usage[2] >= limit:
@@ -338,14 +335,14 @@ class Job:
 
 
 def _constraint(form: TextFormat | None) -> dict[str, Any]:
-    """The sampling word of a text format. Raises BadRequest."""
+    """The constraint of a text format, as sampling parameters. Raises BadRequest."""
     if form is None:
         return {}
-    own = {"json_schema": ("schema",), "structural_tag": ("structures", "triggers", "format")}.get(
-        form.type, ()
-    )
+    parts = ("schema",) if form.type == "json_schema" else ()
+    if form.type == "structural_tag":
+        parts = ("structures", "triggers", "format")
     for name in ("schema", "structures", "triggers", "format"):
-        if getattr(form, name) is not None and name not in own:
+        if getattr(form, name) is not None and name not in parts:
             raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"text.format.{name}")
     match form.type:
         case "text":
@@ -355,5 +352,4 @@ def _constraint(form: TextFormat | None) -> dict[str, Any]:
         case "json_schema":
             return {"json_schema": ANY_JSON if form.schema is None else form.schema}
         case "structural_tag":
-            facts = {name: value for name in own if (value := getattr(form, name)) is not None}
-            return {"structural_tag": {"type": "structural_tag", **facts}}
+            return {"structural_tag": structural_tag(form, parts)}

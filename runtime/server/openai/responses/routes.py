@@ -17,6 +17,7 @@ from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.body import to_struct
 from runtime.server.http.openapi import Operation
+from runtime.server.openai.params import openai_operation
 from runtime.server.openai.responses.job import Job
 from runtime.server.openai.responses.types import (
     Deleted,
@@ -37,13 +38,11 @@ _PAGES = {
     "after": {"type": "string"},
 }
 _PATH = "/v1/responses/{response_id}"
-_CREATE = Operation(
+_CREATE = openai_operation(
     "Create a response (OpenAI Responses API)",
     request=ResponsesRequest,
     response=ResponseObject,
     stream=True,
-    errors=(404, 501, 504),
-    tag="openai",
 )
 
 
