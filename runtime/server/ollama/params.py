@@ -154,35 +154,35 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
 
 
-def _message(one: Mapping[str, Any], where: str) -> Message:
-    one = known_fields(one, _MESSAGE, where)
+def _message(one: Mapping[str, Any], path: str) -> Message:
+    one = known_fields(one, _MESSAGE, path)
     role, content = one.get("role"), one.get("content") or ""
     if role not in _ROLES:
-        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{where}.role")
+        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{path}.role")
     if not isinstance(content, str):
-        raise BadRequest(f"must be a string, got {json_type(content)}", where=f"{where}.content")
+        raise BadRequest(f"must be a string, got {json_type(content)}", where=f"{path}.content")
     called = one.get("tool_calls") or []
     if not isinstance(called, list):
-        raise BadRequest(f"must be a list, got {json_type(called)}", where=f"{where}.tool_calls")
-    calls = tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(called))
+        raise BadRequest(f"must be a list, got {json_type(called)}", where=f"{path}.tool_calls")
+    calls = tuple(_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(called))
     if calls and role != "assistant":
-        raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
+        raise BadRequest("only an assistant's message has tool calls", where=f"{path}.tool_calls")
     return Message(
         role=str(role),
-        content=content_of(content, one.get("images"), f"{where}.images"),
-        name=_text(one, "tool_name", where) or _text(one, "name", where),
+        content=content_of(content, one.get("images"), f"{path}.images"),
+        name=_text(one, "tool_name", path) or _text(one, "name", path),
         tool_calls=calls,
-        tool_call_id=_text(one, "tool_call_id", where),
-        reasoning_content=_text(one, "thinking", where) if role == "assistant" else None,
+        tool_call_id=_text(one, "tool_call_id", path),
+        reasoning_content=_text(one, "thinking", path) if role == "assistant" else None,
     )
 
 
-def content_of(text: str, images: Any, where: str) -> str | list[dict[str, Any]]:
+def content_of(text: str, images: Any, path: str) -> str | list[dict[str, Any]]:
     """A text, and before it the images, which Ollama's clients send in base64."""
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise BadRequest("must be a list of images in base64", where=where)
+        raise BadRequest("must be a list of images in base64", where=path)
     kinds = {"iVBOR": "png", "R0lG": "gif", "UklG": "webp"}
     parts: list[dict[str, Any]] = []
     for image in images:
@@ -191,7 +191,7 @@ def content_of(text: str, images: Any, where: str) -> str | list[dict[str, Any]]
     return [*parts, {"type": "text", "text": text}]
 
 
-def _call(call: Any, where: str) -> ToolCall:
+def _call(call: Any, path: str) -> ToolCall:
     match call:
         case {"function": {"name": str(name), **rest}}:
             arguments = rest.get("arguments") or {}
@@ -199,11 +199,11 @@ def _call(call: Any, where: str) -> ToolCall:
             text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
             return ToolCall(name, text, identity if isinstance(identity, str) else None)
         case _:
-            raise BadRequest('must be {"function": {"name", "arguments"}}', where=where)
+            raise BadRequest('must be {"function": {"name", "arguments"}}', where=path)
 
 
-def _text(one: Mapping[str, Any], name: str, where: str) -> str | None:
+def _text(one: Mapping[str, Any], name: str, path: str) -> str | None:
     value = one.get(name)
     if value is not None and not isinstance(value, str):
-        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{where}.{name}")
+        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{path}.{name}")
     return value

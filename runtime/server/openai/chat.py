@@ -46,14 +46,12 @@ MAX_TOP_LOGPROBS = 20
 class ChatRequest(Generating):
     """OpenAI's fields, the extensions of Generating, and those of the chat template.
 
-    max_completion_tokens comes before the older max_tokens; without both a reply may fill the context.
-    input_ids: the prompt as ids, made of the messages by the client; the template is not used then.
-    reasoning_effort is a variable of the template, as are those of chat_template_kwargs.
-    separate_reasoning: reasoning that a reply shows comes as reasoning_content; left out: as the server's
-    reasoning_parser says. stream_reasoning: false = all of it in one piece.
-    require_reasoning: the reply begins with reasoning, which comes as reasoning_content, and a constraint
-    holds for what follows it; left out: with a constraint or max_thinking_tokens, where the template leaves
-    the model's reasoning on.
+    max_completion_tokens overrides the older max_tokens; without both a reply may fill the context.
+    input_ids: the prompt as ids, instead of messages and template. reasoning_effort is a variable of the
+    template, like those of chat_template_kwargs. separate_reasoning: reasoning becomes reasoning_content;
+    default: as the server's reasoning_parser. stream_reasoning: false = all of it in one piece.
+    require_reasoning: the reply begins with reasoning, and a constraint applies to what follows it; default:
+    with a constraint or max_thinking_tokens, if the template leaves the model's reasoning on.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -90,8 +88,8 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """matched_stop: the stop string or id that ended the reply. hidden_states and prompt_token_ids: where
-    asked for."""
+    """matched_stop: the stop string or id that ended the reply. hidden_states, prompt_token_ids: on
+    request."""
 
     index: int
     message: ChatMessage
@@ -104,7 +102,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """prompt_token_ids, prompt_logprobs: where asked for, as vLLM has them."""
+    """prompt_token_ids, prompt_logprobs: on request, as in vLLM."""
 
     id: str
     created: int
@@ -136,8 +134,8 @@ class Chat(RouteGroup):
 
 
 def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tuple[GenerateReqInput, ToolUse]:
-    """The runtime's request for a chat request, and what it says of tools. names: see names_of(). Raises
-    BadRequest, NotSupported."""
+    """The runtime's request for a chat request, and its tools. names: see names_of(). Raises BadRequest,
+    NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields = fields_of(ctx, body, ROOM if limit is None else limit)
@@ -170,19 +168,19 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
 
 
 def _tools(
-    ctx: ServerContext, body: ChatRequest, history: Sequence[Message], asked: Mapping[str, Any]
+    ctx: ServerContext, body: ChatRequest, history: Sequence[Message], sampling: Mapping[str, Any]
 ) -> ToolUse:
     tools, choice = callable_tools(tools_of(body.tools, body.tool_choice), body.tool_choice)
-    return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, asked)
+    return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, sampling)
 
 
 def _kept_apart(body: ChatRequest) -> bool | None:
-    """As separate_reasoning says; what is to be left out must be found in any case."""
+    """separate_reasoning; reasoning that is to be dropped must be separated in any case."""
     return True if body.include_reasoning is False else body.separate_reasoning
 
 
 def _check_ids(body: ChatRequest) -> None:
-    """Fields that shape a prompt have nothing to shape where it is given as ids. Raises BadRequest."""
+    """Raise BadRequest for fields that format a prompt, beside input_ids."""
     for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
         if getattr(body, name):
             raise BadRequest("needs messages, not input_ids", where=name)
@@ -292,8 +290,8 @@ class ChatJob:
         yield DONE
 
     def _content_chunks(self, index: int, reply: ReplyParser, text: str) -> Iterator[bytes]:
-        """One; two where the token that ends the reply, which is no text, comes with the last of its text:
-        clients such as guidance put the text together from a chunk's tokens."""
+        """One; two if the token that ends the reply, which has no text, comes with the end of its text:
+        clients such as guidance read the text from a chunk's tokens."""
         logprobs = self._logprobs(reply)
         if logprobs is not None and text and isinstance(self._finish(reply)[1], int):
             *tokens, last = logprobs["content"] or [None]
@@ -303,7 +301,7 @@ class ChatJob:
         yield self._chunk(index, {"content": text}, logprobs=logprobs)
 
     def _first_chunk(self, index: int, reply: ReplyParser) -> bytes:
-        """Says who speaks, and of which prompt, where its ids are wanted."""
+        """With the role, and the ids of the prompt if they are requested."""
         ids = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if self._body.return_token_ids else {}
         return self._chunk(index, {"role": "assistant", "content": ""}, head=ids)
 

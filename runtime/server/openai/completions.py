@@ -59,8 +59,8 @@ class CompletionRequest(Generating):
 
 
 class CompletionChoice(msgspec.Struct):
-    """matched_stop: the stop string or id that ended the text. hidden_states and prompt_token_ids: at its
-    end, where asked for; token_ids (the new ones), prompt_logprobs: where asked for, as vLLM has them."""
+    """matched_stop: the stop string or id that ended the text. On request: hidden_states and prompt_token_ids
+    at its end; token_ids (the new ones), prompt_logprobs, as in vLLM."""
 
     index: int
     text: str
@@ -141,8 +141,8 @@ class _Job:
 
     @functools.cached_property
     def _echoed(self) -> list[str]:
-        """What is put before the outputs of each prompt: its text, for echo. Read once there are outputs:
-        then the prompts are known to be valid."""
+        """The texts before the outputs of each prompt, for echo. Used when there are outputs: then the
+        prompts are valid."""
         if not self._body.echo:
             return [""] * self._request.batch_size
         if "text" in self._prompt:
@@ -156,18 +156,18 @@ class _Job:
 
     async def whole(self) -> Completion:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        prompts, drawn, wanted = self._request.batch_size, self._body.drawn, self._body.samples
+        prompts, drawn, samples = self._request.batch_size, self._body.drawn, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
-            samples = [self._replies[prompt + number * prompts] for number in range(drawn)]
-            if drawn > wanted:
-                samples.sort(key=_mean_logprob, reverse=True)
-            for number, reply in enumerate(samples[:wanted]):
-                choices.append(self._choice(prompt * wanted + number, reply, self._echoed[prompt]))
+            replies = [self._replies[prompt + number * prompts] for number in range(drawn)]
+            if drawn > samples:
+                replies.sort(key=_mean_logprob, reverse=True)
+            for number, reply in enumerate(replies[:samples]):
+                choices.append(self._choice(prompt * samples + number, reply, self._echoed[prompt]))
         return Completion(self._id, self._created, self._ctx.served_name, choices, self._usage())
 
-    def _choice(self, place: int, reply: ReplyParser, echoed: str) -> CompletionChoice:
-        """Of what is new: of a reply that is whole, all."""
+    def _choice(self, index: int, reply: ReplyParser, echoed: str) -> CompletionChoice:
+        """Of the reply's last delta."""
         output = reply.output
         assert output is not None
         reason, matched = finish_of(reply)
@@ -181,7 +181,7 @@ class _Job:
                 extras["prompt_token_ids"] = reply.meta["prompt_token_ids"]
         if reason:
             extras |= prompt_facts_of(self._body, reply)
-        return CompletionChoice(place, echoed + output.text, logprobs, reason, matched, **extras)
+        return CompletionChoice(index, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         prompts, samples = self._request.batch_size, self._body.samples
@@ -212,12 +212,12 @@ class _Logprobs:
     def __init__(self, vocabulary: Vocabulary, top: int, as_ids: bool) -> None:
         self._vocabulary, self._top, self._as_ids = vocabulary, top, as_ids
         self._offset = 0
-        # Tokens may be parts of characters: an offset is the length of what is whole before the token.
+        # Tokens may be parts of characters: an offset is the length of the complete text before the token.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def new(self, output: OutputDelta, *, with_prompt: bool) -> dict[str, Any]:
-        """The delta's tokens; before them the prompt's, where it is echoed. top_logprobs: null where none are
-        asked for."""
+        """The delta's tokens; before them the prompt's, if it is echoed. top_logprobs: null unless asked
+        for."""
         lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
         lists["top_logprobs"] = [] if self._top else None
         meta = output.meta
@@ -228,11 +228,11 @@ class _Logprobs:
 
     def _add(self, lists: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
         for at, (logprob, token, text) in enumerate((tokens or [])[first:], first):
-            name, own = spelled(self._vocabulary, token, text)
+            name, raw = spelled(self._vocabulary, token, text)
             lists["tokens"].append(f"token_id:{token}" if self._as_ids else name)
             lists["token_logprobs"].append(logprob)
             lists["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(own))
+            self._offset += len(self._decoder.decode(raw))
             if self._top:
                 top = tops[at] if tops and at < len(tops) else None
                 lists["top_logprobs"].append(self._by_text(top) if top else None)
