@@ -1,6 +1,5 @@
-"""From a request to its replies: what the APIs that give text share, whole or streamed.
-
-Each item's output goes through one ReplyParser; an API renders what comes of it. Knows no API.
+"""From a request to its replies: what the APIs share, whole or streamed. Each item's output goes through one
+ReplyParser, whose events an API renders. Knows no API.
 """
 
 from __future__ import annotations
@@ -8,11 +7,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from runtime.formats.chat.render import conversation
 from runtime.formats.reasoning.types import reasoning_type
 from runtime.formats.reply import ReplyParser
 from runtime.processes.frontend.batch_request import Outcome
 from runtime.protocol.errors import Aborted, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateReqInput, OutputDelta
+from runtime.protocol.messages import Message
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import FieldNames, mapped_errors
@@ -35,9 +36,9 @@ def parsers(
     held: bool = False,
     whole_calls: bool = False,
 ) -> list[ReplyParser]:
-    """One for each item of a request whose replies keep reasoning, and calls of `tools`, apart. apart: also
-    reasoning that nothing but the text shows; None: as the server's reasoning_parser says. held: reasoning is
-    given out at its end. whole_calls: see ToolUse.splitter."""
+    """One for each item of the request; they separate reasoning and calls of `tools`. apart: also reasoning
+    that only the text shows; None: as the server's reasoning_parser. held: reasoning comes in one piece, at
+    its end. whole_calls: see ToolUse.splitter."""
     tools = tools or ToolUse()
     name = ctx.model.reasoning_parser
     apart = name is not None if apart is None else apart
@@ -50,9 +51,21 @@ def parsers(
 
 
 def shown_marks(ctx: ServerContext, apart: bool | None = None) -> dict[str, Any]:
-    """Words for the sampling parameters with which a text shows the marks of reasoning; see parsers."""
+    """Sampling parameters with which a text contains the marks of reasoning (see parsers)."""
     apart = ctx.model.reasoning_parser is not None if apart is None else apart
     return {"skip_special_tokens": False} if apart and ctx.manager.hides_reasoning else {}
+
+
+def thinking_switch(ctx: ServerContext, on: bool) -> dict[str, Any]:
+    """The variable of a chat template that turns reasoning on or off. Only a checkpoint's own template may
+    know it; the others refuse unknown variables."""
+    return {"enable_thinking": on} if ctx.model.template_source == "checkpoint jinja" else {}
+
+
+def continued(messages: Sequence[Message]) -> list[Message]:
+    """The conversation; a last reply without calls is continued."""
+    last = messages[-1]
+    return conversation(messages, continue_final_message=last.role == "assistant" and not last.tool_calls)
 
 
 async def run(
@@ -63,8 +76,8 @@ async def run(
     *,
     keep_aborted: bool = False,
 ) -> None:
-    """All items' outputs, fed to `replies`; the first one's error when there is one, after all are done.
-    keep_aborted: what an operator cancelled is an answer as well, with the finish_reason "abort"."""
+    """Feed all items' outputs to `replies`. Raises the first error, after all are done. keep_aborted: what an
+    operator cancelled is an answer, with the finish_reason "abort"."""
     with mapped_errors(names, ctx.model.max_prompt_length):
         for reply, outcome in zip(replies, await ctx.manager.submit_batch(request), strict=True):
             reply.feed(_output(outcome, keep_aborted))
@@ -78,8 +91,7 @@ async def follow(
     *,
     keep_aborted: bool = False,
 ) -> AsyncGenerator[tuple[int, ReplyParser], None]:
-    """(item, its reply) each time there was something to feed it. An item's error ends the stream.
-    keep_aborted: see run."""
+    """(item, its reply) after each delta. An item's error ends the stream. keep_aborted: see run."""
     with mapped_errors(names, ctx.model.max_prompt_length):
         async with closing_stream(ctx.manager.stream_batch(request)) as outputs:
             async for index, outcome in outputs:

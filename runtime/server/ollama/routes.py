@@ -1,8 +1,5 @@
-"""Ollama's interface: /api/chat and /api/generate (lines of JSON, or whole), /api/embed, and what tells of
-the one model that is served: /api/tags, /api/ps, /api/show, /api/version.
-
-It knows messages and lines; prompts, templates and tokens are the frontend's. Models are neither fetched nor
-changed.
+"""Ollama's interface: /api/chat and /api/generate (lines of JSON, or whole), /api/embed, and information
+about the model: /api/tags, /api/ps, /api/show, /api/version. Models are neither fetched nor changed.
 """
 
 from __future__ import annotations
@@ -42,11 +39,11 @@ from runtime.server.ollama.params import (
     thinking_of,
 )
 from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.replies import embed, follow, parsers, ready, run, shown_marks
+from runtime.server.replies import continued, embed, follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
 PREFIXES = ("/api/",)
-"""Paths whose errors look as Ollama's clients expect."""
+"""Paths whose errors have Ollama's shape."""
 LINES = {"content-type": "application/x-ndjson"}
 
 
@@ -55,7 +52,7 @@ class OllamaError(msgspec.Struct):
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """message (/api/chat) or response (/api/generate): what is new, in streams. Durations in nanoseconds, at
+    """message (/api/chat) or response (/api/generate): what is new, in streams. Durations, in nanoseconds, at
     the end."""
 
     model: str
@@ -228,13 +225,12 @@ class Ollama(RouteGroup):
 
 def _chat_of(ctx: ServerContext, body: OllamaChat) -> tuple[GenerateReqInput, ToolUse]:
     history = messages_of(body.messages)
-    begun = history[-1].role == "assistant" and not history[-1].tool_calls
     sampling = sampling_of(ctx, body)
     tools, choice = callable_tools(tools_of(body.tools, None), None)
     use = ToolUse.of(ctx.model, tools, choice, None, history, sampling)
     fields: dict[str, Any] = {"tools": tools_of(body.tools, None)} if body.tools else {}
-    messages = conversation(history, continue_final_message=begun)
-    return _request(ctx, body, {**sampling, **use.sampling}, messages=messages, **fields), use
+    sampling |= use.sampling
+    return _request(ctx, body, sampling, messages=continued(history), **fields), use
 
 
 def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput, ToolUse]:
@@ -317,7 +313,7 @@ class _Job:
                         case ContentDelta(text=text) if text:
                             yield line(self._line(text))
                 if reply.meta.get("finish_reason") is not None:
-                    if reply.calls and not reply.was_cut:  # they are told whole
+                    if reply.calls and not reply.was_cut:  # they are sent whole
                         yield line(self._line("", calls=_calls(reply)))
                     yield line(self._line("", "", reply, end=True, calls=[]))
 
@@ -352,7 +348,7 @@ def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> Any:
-    """As an object; what is none stays text."""
+    """As an object; what is not JSON stays text."""
     try:
         return json.loads(text or "{}")
     except ValueError:

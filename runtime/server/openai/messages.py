@@ -46,16 +46,16 @@ def _message(one: Any, path: str) -> Message:
     if calls and role != "assistant":
         raise BadRequest("only an assistant's message has tool calls", where=f"{path}.tool_calls")
     named = "reasoning_content" if one.get("reasoning_content") is not None else "reasoning"
-    thought = _optional_text(one, named, path)
+    thought = optional_text(one, named, path)
     if thought and role != "assistant":
         raise BadRequest("only an assistant's message has reasoning", where=f"{path}.{named}")
     content = _content(one, bool(calls) or role == "assistant", path)
     return Message(
         role=_SAME.get(str(role), str(role)),
         content=content,
-        name=_optional_text(one, "name", path),
+        name=optional_text(one, "name", path),
         tool_calls=calls,
-        tool_call_id=_optional_text(one, "tool_call_id", path),
+        tool_call_id=optional_text(one, "tool_call_id", path),
         reasoning_content=thought,
     )
 
@@ -198,7 +198,7 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
             )
 
 
-def _optional_text(one: Mapping[str, Any], name: str, path: str) -> str | None:
+def optional_text(one: Mapping[str, Any], name: str, path: str) -> str | None:
     value = one.get(name)
     if value is not None and not isinstance(value, str):
         raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{path}.{name}")

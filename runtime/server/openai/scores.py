@@ -32,7 +32,7 @@ from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.sse import while_connected
 from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation
-from runtime.server.replies import embed
+from runtime.server.replies import embed, thinking_switch
 
 ANSWERS = ("yes", "no")
 JUDGE = (
@@ -362,7 +362,6 @@ class _Pairs:
     async def _judged(self) -> tuple[list[float], int]:
         """By the answer of a model that generates."""
         instruction = self._body.instruct or self._body.instruction or INSTRUCTION
-        jinja = self._ctx.model.template_source == "checkpoint jinja"  # others refuse unknown variables
         fields = _common(self._body)
         named = fields.pop("rid", None)
         requests = []
@@ -370,7 +369,7 @@ class _Pairs:
             prompt = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
             request = GenerateReqInput(
                 messages=conversation([Message("system", JUDGE), Message("user", prompt)]),
-                template_kwargs={"enable_thinking": False} if jinja else None,
+                template_kwargs=thinking_switch(self._ctx, False) or None,
                 choices=list(ANSWERS),
                 lora_path=self._adapter,
                 rid=None if named is None else f"{named}_{index}",
