@@ -1,7 +1,7 @@
-"""Admission: how much work a body asks for, counted in its bytes before they are decoded.
+"""Admission: bounds the work that a body asks for, counted in its bytes before they are decoded.
 
-A value costs its readers some microseconds of Python, a number in a list far less than a name or a string
-with what stands around it: both have a limit. The counting takes no lock of the interpreter for long.
+Each value costs some microseconds of Python, a number in a list far less than a string or an object: both
+have a limit. The interpreter's lock is never held for long.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import BodyTooLarge
 
 SHORT = 16 << 10
-"""Bytes of a body that the event loop itself decodes and works on: its values can only be few."""
+"""Bytes of a body that the event loop itself decodes: it can only have few values."""
 _SEPARATORS = (b",", b":", b"[", b"{")
 _STEP = 256 << 10
-"""Bytes that are looked through at once: some milliseconds, in which the interpreter's lock is held."""
+"""Bytes that are scanned at a time: some milliseconds with the interpreter's lock."""
+_BACKSLASH = 0x5C
 
 
 class Weight(NamedTuple):
-    """values: all of them, roughly; strings: those of them that are no numbers: strings (names of fields as
-    well), lists and objects."""
+    """values: all of them, approximately; strings: those that are not numbers: strings (and names of fields),
+    lists and objects."""
 
     values: int
     strings: int
@@ -37,33 +38,33 @@ class Weight(NamedTuple):
 
 
 def admit(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> Weight:
-    """How much the body holds, at most. names: of the fields it may have. Raises BodyTooLarge, which names
-    the largest field."""
-    most = Weight(0, 0)
+    """An upper bound of what the body holds. names: of the fields it may have. Raises BodyTooLarge, which
+    names the largest field."""
+    bound = Weight(0, 0)
     for at in range(0, len(body), _STEP):
-        most = most.plus(_seen(body[at : at + _STEP]))
-    if most.within(config):
-        return most
-    found = Weight(0, 0)
-    for weight in _weights(body):
-        found = found.plus(weight)
-        if not found.within(config):
-            raise _too_heavy(found.values > config.max_body_values, body, config, names)
-    return found
+        bound = bound.plus(_count(body[at : at + _STEP]))
+    if bound.within(config):
+        return bound
+    weight = Weight(0, 0)
+    for one in _weights(body):
+        weight = weight.plus(one)
+        if not weight.within(config):
+            raise _too_heavy(weight.values > config.max_body_values, body, config, names)
+    return weight
 
 
-def _seen(piece: bytes) -> Weight:
-    """As if nothing in it stood within a string."""
+def _count(piece: bytes) -> Weight:
+    """As if all of it were outside of strings."""
     comma, colon, lists, objects = (piece.count(one) for one in _SEPARATORS)
     return Weight(comma + colon + lists + objects, piece.count(b'"') // 2 + lists + objects + 1)
 
 
 def _weights(body: bytes) -> Iterator[Weight]:
-    """Of one piece after the other, without what only looks like a value within a string."""
+    """Of one piece after another, without separators within strings."""
     within = 0
     for piece in _pieces(body):
         parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = _seen(b"".join(parts[within::2]))
+        outside = _count(b"".join(parts[within::2]))
         yield Weight(outside.values, outside.strings - 1 + (len(parts) - 1 + within) // 2)
         within = (within + len(parts) - 1) % 2
 
@@ -79,33 +80,30 @@ def _pieces(body: bytes) -> Iterator[bytes]:
         at = end
 
 
-_BACKSLASH = 0x5C
-
-
 def _too_heavy(numbers: bool, body: bytes, config: ServerConfig, names: Collection[str]) -> BodyTooLarge:
-    where = _largest(body, names)
+    field = _largest(body, names)
     if numbers:
         what, hint = f"{config.max_body_values} values", "max_body_values"
     else:
         what = f"{config.max_body_strings} strings, names, lists and objects"
         hint = "max_body_strings"
-    most = "" if where == "body" else f", most of them in {where}"
-    return BodyTooLarge(f"the body has more than {what}{most}", where=where, hint=hint)
+    most = "" if field == "body" else f", most of them in {field}"
+    return BodyTooLarge(f"the body has more than {what}{most}", where=field, hint=hint)
 
 
 def _largest(body: bytes, names: Collection[str]) -> str:
-    """The field that holds most; "body" if it is not known."""
+    """The field that holds most; "body" if that is unknown."""
     try:
         fields = msgspec.json.decode(body, type=_unread(tuple(sorted(names))))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return "body"
     held = zip(sorted(names), msgspec.structs.astuple(fields), strict=True)
-    sizes = {name: _seen(bytes(raw)).values for name, raw in held if raw}
+    sizes = {name: _count(bytes(raw)).values for name, raw in held if raw}
     return max(sizes, key=sizes.__getitem__, default="body")
 
 
 @lru_cache(maxsize=64)
 def _unread(names: tuple[str, ...]) -> type[Any]:
-    """A struct of these fields as they stand; all others are skipped."""
+    """A struct of these fields, not decoded; all others are skipped."""
     fields = [(f"f{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
     return msgspec.defstruct("Unread", fields, rename={f"f{at}": name for at, name in enumerate(names)})
