@@ -1,7 +1,5 @@
-"""Gate: what every request passes before its route, and every answer after it.
-
-Counts, lets in or turns away (API key, foreign pages, requests at once), and turns what a route raises into
-an answer. Knows no route; how an error looks is a table of path prefixes.
+"""Gate: the middleware that every request and answer passes. It counts, checks (API key, origin, concurrent
+requests), logs, and turns errors into answers. Knows no route; shapes of errors are a table of path prefixes.
 """
 
 from __future__ import annotations
@@ -39,15 +37,14 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 WORK = frozenset({"POST", "PUT"})
 """Methods of requests that count against a key's limits."""
 FLOW_HEADER = "x-sglang-dsl-flow"
-"""Which of its own clients a request is for: sent by a router or gateway. Who has a key of its own is one
-client, whatever it sends."""
+"""The client of a router or gateway for which a request is. A key of a client overrides it."""
 UNLIMITED = OPEN_PATHS | {"/metrics"}
 """Paths that are answered however busy the server is."""
 
 
 class Gate:
-    """An ASGI application around the router. `shapes`: (path prefix, error as JSON); others look the common
-    way. ring: the keys; None: those of the config. orders: see KeyCheck."""
+    """An ASGI application around the router. `shapes`: (path prefix, function for the body of an error) for
+    other shapes than the common one. ring: the keys; None: those of the config. orders: see KeyCheck."""
 
     def __init__(
         self,
@@ -82,9 +79,9 @@ class Gate:
             return
         token = REQUEST_ID.set(identity := request_id(Headers(scope=scope).get(HEADER)))
         header = HEADER.encode(), identity.encode()
-        # Whoever passes the request on passes on its id.
+        # What passes the request on passes on its id.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != header[0]] + [header]
-        scope["app"] = self  # the router raises its refusals for an application, instead of answering them
+        scope["app"] = self  # for an application, Starlette's router raises errors instead of answering them
         sent = _Sent(send, header, open_record(self._ignore))
         began = time.monotonic()
         self._active += 1
@@ -95,16 +92,17 @@ class Gate:
                     await self._answer(scope, receive, sent)
                 finally:
                     self._active -= 1
-                    method, path, took = _method(scope), _template(scope), max(0.0, time.monotonic() - began)
-                    self._metrics.ended(method, path, sent.status, took)
-                    say(scope, sent.status, took, sent.size)
+                    method, path = _method(scope), _template(scope)
+                    seconds = max(0.0, time.monotonic() - began)
+                    self._metrics.ended(method, path, sent.status, seconds)
+                    log_access(scope, sent.status, seconds, sent.size)
                     if self._tracing is not None and span is not None:
                         self._tracing.answered(span, method, path, sent.status)
         finally:
             REQUEST_ID.reset(token)
 
     def _traced(self, scope: Scope) -> contextlib.AbstractContextManager[Any]:
-        """Gives the span; None: it is not traced."""
+        """Yields the span, None if the request is not traced."""
         if self._tracing is None or scope["path"] in UNLIMITED:
             return contextlib.nullcontext()
         return self._tracing.request(scope)
@@ -147,7 +145,7 @@ class Gate:
         except RuntimeFault as fault:
             await self._refuse(fault, scope, receive, sent)
         except Exception as error:
-            # A defect: the client gets no details of the inside, the log has all.
+            # A defect: the details are only in the log.
             logger.exception("%s %s failed", scope["method"], path)
             defect = InternalFault(
                 f"the server failed to answer: {type(error).__name__}", hint="a defect; see the server's log"
@@ -177,8 +175,8 @@ class Gate:
 
 
 class _Body:
-    """Passes on what is received, and holds room for it as long as the request is in hand: what was read of
-    the body lives on in what is made of it."""
+    """Passes on what is received, and counts it against `shares` until the request ends: the body's values
+    live as long."""
 
     def __init__(self, receive: Receive, shares: Shares, client: str) -> None:
         self._receive, self._shares, self._client = receive, shares, client
@@ -198,8 +196,8 @@ class _Body:
 
 
 class _Sent:
-    """Passes on what is sent, with one header more and a warning of what was left out, and remembers status
-    and size of the body. headers: what each answer says besides."""
+    """Passes on what is sent, with `header`, a warning of ignored fields and the client's `headers`;
+    remembers status and size of the body."""
 
     def __init__(self, send: Send, header: tuple[bytes, bytes], ignored: IgnoredFields) -> None:
         self._send, self._header, self._ignored = send, header, ignored
@@ -221,22 +219,22 @@ class _Sent:
 
 
 def _peer(scope: Scope) -> str:
-    """The address of whoever is connected: a client without a key of its own."""
+    """The address of a client without a key of its own."""
     return scope["client"][0] if scope.get("client") else ""
 
 
 def _ends_work(path: str) -> bool:
-    """Whether it is asked to stop something. Who has as many requests as are allowed must be able to."""
+    """Whether the request cancels others. Clients at their limit must be able to."""
     return path == "/abort_request" or path.endswith("/cancel")
 
 
 def _method(scope: Scope) -> str:
-    """Clients may invent methods without end; a label must not follow them."""
+    """Clients can send any method; labels must be few."""
     return scope["method"] if scope["method"] in METHODS else "other"
 
 
 def _template(scope: Scope) -> str:
-    """The route's path, parameters unfilled; "other" for paths that do not exist, which are endless."""
+    """The route's path with its parameters' names; "other" for paths that do not exist."""
     route = scope.get("route")
     return "other" if route is None else str(route.path)
 
@@ -249,14 +247,14 @@ _ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_ID}}}")
 log = logging.getLogger(ACCESS)
 
 
-def request_id(given: str | None) -> str:
-    """The client's own where it is a plain word; else a fresh one."""
-    return given if given is not None and _ID.fullmatch(given) else os.urandom(16).hex()
+def request_id(header: str | None) -> str:
+    """The client's own if it is a plain word; else a new one."""
+    return header if header is not None and _ID.fullmatch(header) else os.urandom(16).hex()
 
 
-def say(scope: Scope, status: int | None, seconds: float, size: int) -> None:
-    """One line, where these are wanted. status: None where the client went before there was an answer;
-    size: bytes of the answer's body. Queries are left out: they may hold secrets."""
+def log_access(scope: Scope, status: int | None, seconds: float, size: int) -> None:
+    """One line, if these are logged. status: None if the client disconnected before an answer; size: bytes of
+    the answer's body. Queries may contain secrets, and are not logged."""
     if log.disabled or not log.isEnabledFor(logging.INFO):
         return
     client = scope.get("client")

@@ -62,16 +62,16 @@ async def disconnected(receive: Receive) -> None:
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns or raises; it is cancelled and Aborted raised if the client disconnects first."""
     task = asyncio.create_task(work, name="sglang-dsl-answer")
-    gone = asyncio.create_task(disconnected(request.receive), name="sglang-dsl-answer-watch")
+    left = asyncio.create_task(disconnected(request.receive), name="sglang-dsl-answer-watch")
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise Aborted("the client disconnected")
     finally:
-        for one in (task, gone):
+        for one in (task, left):
             one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, left, return_exceptions=True)
 
 
 class EventStream(Response):
@@ -102,11 +102,11 @@ class EventStream(Response):
         self._sent_at = time.monotonic()
         silence = 0.0 if _NO_COMMENTS in Headers(scope=scope).get("user-agent", "") else self._keep_alive_s
         work = asyncio.create_task(self._send_all(send), name="sglang-dsl-stream")
-        gone = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
+        left = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
         try:
-            while not work.done() and not gone.done():
+            while not work.done() and not left.done():
                 wait = max(0.0, self._sent_at + silence - time.monotonic()) if silence else None
-                done, _ = await asyncio.wait({work, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({work, left}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 if done or time.monotonic() < self._sent_at + silence:
                     continue
                 if self._sending.locked():  # the client is slow to read; look again after another period
@@ -116,9 +116,9 @@ class EventStream(Response):
             if work.done():
                 await work
         finally:
-            for task in (work, gone):
+            for task in (work, left):
                 task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, left, return_exceptions=True)
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
