@@ -1,6 +1,6 @@
-"""The native routes for looking into the engine: its prefix cache, and where the time of requests went.
+"""The native routes for looking into the engine: its prefix cache, and the recent requests with their times.
 
-Who may give orders sees all of it, texts included; a client among several sees nothing of the others.
+Clients that may give orders see all of it, texts included; a client among several sees nothing of the others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ KEPT = 512
 
 
 class RecentRequest(msgspec.Struct):
-    """One request. began: seconds since 1970. queue_s: until it was let in; first_token_s: from the beginning
-    to its first token; seconds: in all. finish: its reason, or the code of its error; None: it runs yet.
-    client: whose it is, by the name of its key or by its address."""
+    """One request. began: seconds since 1970. queue_s: until its admission; first_token_s: until its first
+    token; seconds: in all. finish: its reason, or the code of its error; None while it runs. client: the name
+    of its key, or its address."""
 
     rid: str
     began: float
@@ -47,7 +47,7 @@ class RecentRequest(msgspec.Struct):
 
 
 class Recent:
-    """An observer of the frontend. Keeps the last KEPT that ended, and those that run."""
+    """An observer of the frontend: the last KEPT requests that ended, and those that run. Without texts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,17 +62,15 @@ class Recent:
             ended = list(self._ended)
         return ended + [msgspec.structs.replace(one, seconds=max(0.0, now - one.began)) for one in live]
 
-    # -- the observer ----------------------------------------------------------------------------------------
-
     def on_begin(self, request: Begun) -> None:
-        made = RecentRequest(request.rid, time.time(), CLIENT.get().name, request.prompt_tokens)
+        recent = RecentRequest(request.rid, time.time(), CLIENT.get().name, request.prompt_tokens)
         with self._lock:
-            self._live[request.rid] = made
+            self._live[request.rid] = recent
 
     def on_first_token(self, request: Begun, seconds: float) -> None:
         with self._lock:
-            if (found := self._live.get(request.rid)) is not None:
-                found.first_token_s = seconds
+            if (recent := self._live.get(request.rid)) is not None:
+                recent.first_token_s = seconds
 
     def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
         """Counted at the end."""
@@ -95,8 +93,8 @@ class Recent:
 
     def _end(self, request: Begun, seconds: float, **known: Any) -> None:
         with self._lock:
-            if (found := self._live.pop(request.rid, None)) is not None:
-                self._ended.append(msgspec.structs.replace(found, seconds=seconds, **known))
+            if (recent := self._live.pop(request.rid, None)) is not None:
+                self._ended.append(msgspec.structs.replace(recent, seconds=seconds, **known))
 
 
 DEFAULT_PREFIXES = 500
@@ -105,8 +103,7 @@ DECODE_IN_LOOP = 100
 
 
 class ShownPrefix(msgspec.Struct):
-    """A node: see Prefix. text: of its first tokens, where the client may see it, `cut` where there are
-    more."""
+    """A node: see Prefix. text: of its first tokens, if the client may see it, `cut` if there are more."""
 
     id: int
     parent: int
@@ -122,7 +119,7 @@ class ShownPrefix(msgspec.Struct):
 
 
 class ShownTree(msgspec.Struct):
-    """See PrefixTree. texts: whether this client sees them."""
+    """See PrefixTree. texts: whether this client may see them."""
 
     page_size: int
     evictable: int
@@ -133,7 +130,7 @@ class ShownTree(msgspec.Struct):
 
 
 class RecentRequests(msgspec.Struct):
-    """Oldest first. all_clients: whether those of other clients are among them."""
+    """Oldest first. all_clients: whether requests of other clients are included."""
 
     now: float
     all_clients: bool

@@ -1,7 +1,7 @@
-"""Other servers' names for what /metrics tells, so that dashboards made for them work here.
+"""What /metrics adds to the families of prometheus_client: names of other servers, so that dashboards made
+for them work; exemplars; and metrics of the server's processes.
 
-Our own names are sglang's under another prefix; vLLM's are told one by one (docs.vllm.ai, "Production
-Metrics").
+Our own names are sglang's under another prefix; for vLLM's see docs.vllm.ai, "Production Metrics".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
     "queue_time_seconds": ("request_queue_time_seconds",),
     "request_prompt_tokens": ("request_prompt_tokens",),
-    # A sample is a request of its own here, so the longest of a request is its only one.
+    # A sample is a request of its own here, and the longest of its request.
     "request_generation_tokens": ("request_generation_tokens", "request_max_num_generation_tokens"),
     "spec_verify_steps": ("spec_decode_num_drafts",),
     "spec_drafted_tokens": ("spec_decode_num_draft_tokens",),
@@ -46,11 +46,11 @@ _VLLM: dict[str, tuple[str, ...]] = {
 """Our name of a family -> vLLM's, prefixes left out."""
 _STAGES = "per_stage_req_latency_seconds"
 _OF_STAGE = {"prefill": "request_prefill_time_seconds", "decode": "request_decode_time_seconds"}
-"""vLLM has a family for each."""
+"""vLLM has a family for each stage."""
 
 
 def with_aliases(families: Iterable[Metric], servers: Sequence[str]) -> Iterator[Metric]:
-    """All of them, and again under the names of these `servers`."""
+    """All of them, also under the names of these `servers`."""
     for family in families:
         yield family
         if not family.name.startswith(PREFIX):
@@ -68,16 +68,17 @@ def with_aliases(families: Iterable[Metric], servers: Sequence[str]) -> Iterator
 
 
 def _renamed(family: Metric, name: str, stage: str | None = None) -> Metric:
-    """The same samples; stage: those of it alone."""
-    made = Metric(name, family.documentation, family.type, family.unit)
+    """The same samples; stage: only those of it."""
+    renamed = Metric(name, family.documentation, family.type, family.unit)
     for sample in family.samples:
         labels = sample.labels
         if stage is not None:
             if labels.get("stage") != stage:
                 continue
             labels = {key: value for key, value in labels.items() if key != "stage"}
-        made.samples.append(sample._replace(name=name + sample.name.removeprefix(family.name), labels=labels))
-    return made
+        suffix = sample.name.removeprefix(family.name)
+        renamed.samples.append(sample._replace(name=name + suffix, labels=labels))
+    return renamed
 
 
 MAX_CHARACTERS = 128
@@ -87,18 +88,19 @@ Labels = Mapping[str, str]
 
 
 def labels_here() -> dict[str, str]:
-    """Of the request that is being answered: its id and its trace, as far as they fit."""
-    made: dict[str, str] = {}
+    """Id and trace of the request that is being answered, as far as they fit into an exemplar."""
+    labels: dict[str, str] = {}
     for name, variable in (("trace_id", TRACE_ID), ("request_id", REQUEST_ID)):
         value = variable.get()
-        size = sum(len(key) + len(one) for key, one in made.items())
+        size = sum(len(key) + len(one) for key, one in labels.items())
         if value is not None and size + len(name) + len(value) <= MAX_CHARACTERS:
-            made[name] = value
-    return made
+            labels[name] = value
+    return labels
 
 
 class Exemplars:
-    """Of some histograms. Safe from any thread."""
+    """Which request was the last in each bucket of a histogram (OpenMetrics 1.0). prometheus_client keeps
+    none in multiprocess mode; these are of this process. Safe from any thread."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, frozenset[tuple[str, str]]], Exemplar] = {}
@@ -121,36 +123,34 @@ class Exemplars:
     def _with(self, name: str, sample: Sample) -> Sample:
         if "le" not in sample.labels:
             return sample
-        found = self._kept.get((name, frozenset(sample.labels.items())))
-        return sample if found is None else sample._replace(exemplar=found)
+        exemplar = self._kept.get((name, frozenset(sample.labels.items())))
+        return sample if exemplar is None else sample._replace(exemplar=exemplar)
 
 
 Processes = Callable[[], Mapping[str, int]]
-"""-> name and number of each process, as they are now"""
+"""Returns name and number of each running process."""
 RUNNERS = b"runtime.engine.follower", b"sglang-dsl runner"
-"""What is in a runner's command line, before and after it has a title."""
+"""Part of a runner's command line, before and after it sets a title."""
 
 
 def of_group(folder: Path, supervisor: int) -> dict[str, int]:
-    """The processes of a server: its supervisor, those whose numbers stand in its folder, and the scheduler's
-    own, which compute the model."""
-    found = {"supervisor": supervisor}
+    """The processes of a server: its supervisor, those with a file of their number in its folder, and the
+    runners that the scheduler has started."""
+    numbers = {"supervisor": supervisor}
     for file in sorted(folder.glob("*.pid")):
-        try:
-            found[file.stem] = int(file.read_text())
-        except (OSError, ValueError):  # it is being replaced
-            continue
-    for at, runner in enumerate(_runners(found.get("scheduler", 0))):
-        found[f"runner-{at}"] = runner
-    return found
+        with contextlib.suppress(OSError, ValueError):  # it is being replaced
+            numbers[file.stem] = int(file.read_text())
+    for at, runner in enumerate(_runners(numbers.get("scheduler", 0))):
+        numbers[f"runner-{at}"] = runner
+    return numbers
 
 
 def _runners(scheduler: int) -> list[int]:
-    found: set[int] = set()
+    children: set[int] = set()
     for file in Path(f"/proc/{scheduler}/task").glob("*/children"):  # of each thread
         with contextlib.suppress(OSError):
-            found |= set(map(int, file.read_text().split()))
-    return sorted(child for child in found if any(word in _command(child) for word in RUNNERS))
+            children |= set(map(int, file.read_text().split()))
+    return sorted(child for child in children if any(title in _command(child) for title in RUNNERS))
 
 
 def _command(process: int) -> bytes:
@@ -161,7 +161,7 @@ def _command(process: int) -> bytes:
 
 
 class ProcessMetrics(Collector):
-    """prometheus_client's own, of several processes."""
+    """prometheus_client's metrics of a process, of several, with a label `process`. On Linux only."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -170,9 +170,9 @@ class ProcessMetrics(Collector):
         families: dict[str, Metric] = {}
         for name, number in self._processes().items():
             label = {"process": name}
-            for family in ProcessCollector(pid=partial(int, number), registry=None).collect():
-                made = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type, family.unit)
+            for one in ProcessCollector(pid=partial(int, number), registry=None).collect():
+                family = families.setdefault(
+                    one.name, Metric(one.name, one.documentation, one.type, one.unit)
                 )
-                made.samples += [one._replace(labels=one.labels | label) for one in family.samples]
+                family.samples += [sample._replace(labels=sample.labels | label) for sample in one.samples]
         yield from families.values()

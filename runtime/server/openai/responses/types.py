@@ -1,4 +1,4 @@
-"""What goes into and comes out of /v1/responses, and the responses that are kept."""
+"""Bodies and answers of /v1/responses, and the store of responses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema is kept whatever `strict` says; without one, any JSON is. type "structural_tag" has
-    `format`, or the older `structures` and `triggers`, beside the type."""
+    """The schema is enforced whatever `strict` is; without one, any JSON is allowed. "structural_tag" has
+    `format`, or the older `structures` and `triggers`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
     name: str | None = None
@@ -111,7 +111,7 @@ class Deleted(msgspec.Struct):
 
 
 class InputItems(msgspec.Struct):
-    """What a response was asked with."""
+    """The input of a response."""
 
     data: list[dict[str, Any]]
     first_id: str | None
@@ -122,9 +122,8 @@ class InputItems(msgspec.Struct):
 
 @dataclass
 class Kept:
-    """A response, the conversation that led to it, the items it was asked with, and the asyncio.Task that
-    works on it. owner: the key that asked for it, where there are several; size: bytes as JSON; since:
-    time.monotonic()."""
+    """A response with its conversation, its input items, and the asyncio.Task that works on it. owner: its
+    client, if there are several; size: bytes as JSON; since: time.monotonic()."""
 
     response: ResponseObject
     messages: list[Message]
@@ -136,28 +135,28 @@ class Kept:
 
     @property
     def is_of_client(self) -> bool:
-        """Whether the current client may know of it."""
+        """Whether the current client may see it."""
         return self.owner == CLIENT.get().owner
 
 
 class Store:
-    """The newest responses by id, within limits. tell: called with how many there are, and their bytes."""
+    """The newest responses by id, within limits. report: called with their number and bytes."""
 
     def __init__(
         self,
         config: ServerConfig,
-        tell: Callable[[int, int], None] = lambda count, size: None,
+        report: Callable[[int, int], None] = lambda count, size: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most, self._most_bytes = config.max_kept_responses, config.max_kept_response_bytes
         self._seconds = config.keep_responses_s
-        self._tell, self._clock = tell, clock
+        self._report, self._clock = report, clock
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._bytes: Counter[str] = Counter()
 
     def put(self, kept: Kept) -> None:
-        """Keep it, or what has become of it since. The oldest give way to it, first those of its owner where
-        that has more than half of the room."""
+        """Store it, or its new state. The oldest are dropped for it, first those of its owner, if they take
+        more than half of the limit."""
         before = self._kept.get(kept.response.id)
         if before is not None:
             self._bytes[before.owner] -= before.size
@@ -166,9 +165,9 @@ class Store:
         self._kept[kept.response.id] = kept
         self._bytes[kept.owner] += kept.size
         if kept.owner:
-            own = [name for name, one in self._kept.items() if one.owner == kept.owner]
-            while own and self._bytes[kept.owner] > self._most_bytes // 2:
-                self.pop(own.pop(0))
+            names = [name for name, one in self._kept.items() if one.owner == kept.owner]
+            while names and self._bytes[kept.owner] > self._most_bytes // 2:
+                self.pop(names.pop(0))
         while len(self._kept) > self._most or self._bytes.total() > self._most_bytes:
             self.pop(next(iter(self._kept)))
         self._expire()
@@ -177,16 +176,16 @@ class Store:
         late = self._clock() - self._seconds
         while self._kept and (oldest := next(iter(self._kept.values()))).since <= late:
             self.pop(oldest.response.id)
-        self._tell(len(self._kept), self._bytes.total())
+        self._report(len(self._kept), self._bytes.total())
 
     def pop(self, identity: str) -> Kept | None:
-        """Forget it, and end what works on it. None where it is not here."""
+        """Remove it, and cancel its task. None if it is not here."""
         kept = self._kept.pop(identity, None)
         if kept is not None:
             self._bytes[kept.owner] -= kept.size
             if kept.task is not None:
                 kept.task.cancel()
-            self._tell(len(self._kept), self._bytes.total())
+            self._report(len(self._kept), self._bytes.total())
         return kept
 
     def find(self, identity: str) -> Kept | None:
@@ -194,11 +193,12 @@ class Store:
         return self._kept.get(identity)
 
 
-def check_metadata(given: dict[str, str] | None) -> None:
+def check_metadata(metadata: dict[str, str] | None) -> None:
     """Raise BadRequest for more than OpenAI's limits."""
-    if len(given or {}) > MAX_METADATA:
-        raise BadRequest(f"has {len(given or {})} pairs; at most {MAX_METADATA}", where="metadata")
-    for name, value in (given or {}).items():
+    metadata = metadata or {}
+    if len(metadata) > MAX_METADATA:
+        raise BadRequest(f"has {len(metadata)} pairs; at most {MAX_METADATA}", where="metadata")
+    for name, value in metadata.items():
         if len(name) > MAX_METADATA_NAME or len(value) > MAX_METADATA_VALUE:
             raise BadRequest(
                 f"a name has at most {MAX_METADATA_NAME} characters, and a value {MAX_METADATA_VALUE}",
@@ -206,5 +206,5 @@ def check_metadata(given: dict[str, str] | None) -> None:
             )
 
 
-def no_response(identity: str, where: str = "response_id") -> NotFound:
-    return NotFound(f"no response {identity[:80]!r} is stored", where=where)
+def no_response(identity: str, field: str = "response_id") -> NotFound:
+    return NotFound(f"no response {identity[:80]!r} is stored", where=field)
