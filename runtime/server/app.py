@@ -47,11 +47,11 @@ MODULES: tuple[type[RouteGroup], ...] = (
 )  # fmt: skip
 """The groups of routes of a server."""
 SHAPES = tuple((prefix, api.error_body) for api in (anthropic, ollama) for prefix in api.PREFIXES)
-"""Beginnings of the paths whose errors look otherwise, and how."""
+"""(path prefix, the body of its errors)."""
 
 
 class Paths(Router):
-    """A Router that finds routes without parameters in one step, and all else as usual."""
+    """A Router that finds routes without parameters in a dict."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         super().__init__(routes)
@@ -82,10 +82,8 @@ def build_app(
     processes: Processes = lambda: {"server": os.getpid()},
     tracing: Tracing | None = None,
 ) -> ASGIApp:
-    """The application around `manager`. `info`: the options the server was started with, for /server_info (no
-    secrets); `tools`: those that it runs; `peers`: the other HTTP processes; `leaving`: whether the server is
-    about to end; `ring`: the keys, None: those of the config; `processes`: all that it consists of;
-    `tracing`: where spans go."""
+    """The application around `manager`. `ring`: the keys, None: those of the config; `processes`: of the
+    server; `info`, `tools`, `peers`, `leaving`: see ServerContext."""
     config.verify()
     ring = KeyRing(config) if ring is None else ring
     model = manager.model
@@ -112,7 +110,7 @@ def build_app(
 
 
 def describe(secured: bool = False) -> dict[str, Any]:
-    """The OpenAPI document of all routes. `secured`: an API key is asked for."""
+    """The OpenAPI document of all routes. `secured`: an API key is required."""
     this = {"GET /openapi.json": Operation("This document", response={"type": "object"})}
     tables: list[Mapping[str, Operation]] = [this, *(group.OPENAPI for group in MODULES)]
     return document("sglang-dsl runtime", version(), tables, secured)

@@ -39,15 +39,13 @@ Q = TypeVar("Q", GenerateReqInput, EmbeddingReqInput)
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     """manager     the only way to the engine
-    model    facts about the model that is served
-    config   limits, and what is switched on
     metrics  counters of this process
     clock    seconds since 1970, for `created` fields
-    info     what /server_info shows of the options the server was started with; no secrets
-    tools    where calls are run that are not the client's; None: nowhere
+    info     the server's options for /server_info, without secrets
+    tools    the tools that the server runs, if any
     peers    the other HTTP workers
     leaving  whether the server is shutting down
-    served_names  by which clients may ask for the model
+    served_names  the model's names for clients
     """
 
     manager: TokenizerManager
@@ -66,7 +64,7 @@ class ServerContext:
 
     @property
     def served_name(self) -> str:
-        """The one that answers carry."""
+        """The one in answers."""
         return self.served_names[0]
 
     async def admit(
@@ -78,22 +76,22 @@ class ServerContext:
         empty_ok: bool = False,
         encodes: bool = False,
     ) -> T:
-        """What `make` makes of the body, which is read as a `kind` (a msgspec struct): the one way from a
-        body to work. encodes: `make` reads whole texts. Raises what read_body, to_struct and `make` raise."""
+        """What `make` returns for the body, a `kind` (a msgspec struct). encodes: `make` tokenizes texts.
+        Raises what read_body, to_struct and `make` raise."""
         body = await self.read(request, kind, empty_ok=empty_ok)
         return await self.build(body, lambda data: make(to_struct(data, kind)), encodes)
 
     async def body(self, request: Request, kind: type[K], *, empty_ok: bool = False) -> K:
-        """The body as a `kind`, where no work follows from it. Raises as admit."""
+        """The body as a `kind`. Raises as admit."""
         return await self.admit(request, kind, lambda body: body, empty_ok=empty_ok)
 
     async def read(self, request: Request, kind: Any, *, empty_ok: bool = False) -> Body:
-        """The first half of admit: the limits of the body are checked, and nothing else."""
+        """The first half of admit: the body within its limits, not converted."""
         return await read_body(request, self.config, empty_ok=empty_ok, names=kind.__struct_encode_fields__)
 
     async def build(self, body: Body, make: Callable[[dict[str, Any]], T], encodes: bool = False) -> T:
-        """The other half: what `make` makes of the body as it stands. All but a short one is worked on beside
-        the event loop, in turn for every client."""
+        """The second half: what `make` returns for the body. For all but short bodies it runs in a thread,
+        with clients taking turns."""
         if body.size <= (LONG if encodes else SHORT):
             return make(body.data)
         size = body.size if encodes else body.values
@@ -136,7 +134,7 @@ class ServerContext:
         return request
 
     def with_deadline(self, request: Q) -> Q:
-        """The request, not normalised yet, with the server's deadline if its own is missing or later."""
+        """The request, not yet normalised, with the server's deadline unless its own is earlier."""
         limit = self.config.request_timeout_s
         if limit is None or (request.timeout_s is not None and request.timeout_s <= limit):
             return request

@@ -26,7 +26,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema is kept whatever `strict` says; without one, any JSON is."""
+    """The schema is enforced whatever `strict` is; without one, any JSON is allowed."""
 
     name: str
     schema: dict[str, Any] | bool | None = None
@@ -186,8 +186,8 @@ def _structured(outputs: StructuredOutputs) -> Iterator[tuple[str, str, Any]]:
     if not names and outputs == StructuredOutputs():
         return
     if len(names) != 1:
-        got = f"got {' and '.join(names)}" if names else "got none"
-        raise BadRequest(f"takes one of {', '.join(_STRUCTURED)}, json_object; {got}", where=path)
+        present = " and ".join(names) or "none"
+        raise BadRequest(f"takes one of {', '.join(_STRUCTURED)}, json_object; got {present}", where=path)
     if outputs.disable_additional_properties:
         raise BadRequest(
             "is not supported",

@@ -31,15 +31,23 @@ from runtime.server.http.metrics import HttpMetrics
 from runtime.server.observe.tracing import Tracing
 
 logger = logging.getLogger(__name__)
+access_log = logging.getLogger(ACCESS)
 
 ErrorShape = Callable[[RuntimeFault], Mapping[str, Any]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+"""Labels of metrics; others are "other", since clients can send any method."""
 WORK = frozenset({"POST", "PUT"})
 """Methods of requests that count against a key's limits."""
 FLOW_HEADER = "x-sglang-dsl-flow"
 """The client of a router or gateway for which a request is. A key of a client overrides it."""
 UNLIMITED = OPEN_PATHS | {"/metrics"}
 """Paths that are answered however busy the server is."""
+
+
+HEADER = "x-request-id"
+MAX_ID = 100
+"""Characters of a client's id, at most: with its name it fits into an exemplar (OpenMetrics 1.0: 128)."""
+_ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_ID}}}")
 
 
 class Gate:
@@ -87,25 +95,22 @@ class Gate:
         self._active += 1
         self._metrics.began()
         try:
-            with self._traced(scope) as span:
+            tracing = None if scope["path"] in UNLIMITED else self._tracing
+            with contextlib.nullcontext() if tracing is None else tracing.request(scope) as span:
                 try:
                     await self._answer(scope, receive, sent)
                 finally:
                     self._active -= 1
-                    method, path = _method(scope), _template(scope)
+                    method = scope["method"] if scope["method"] in METHODS else "other"
+                    route = scope.get("route")
+                    path = "other" if route is None else str(route.path)
                     seconds = max(0.0, time.monotonic() - began)
                     self._metrics.ended(method, path, sent.status, seconds)
                     log_access(scope, sent.status, seconds, sent.size)
-                    if self._tracing is not None and span is not None:
-                        self._tracing.answered(span, method, path, sent.status)
+                    if tracing is not None:
+                        tracing.answered(span, method, path, sent.status)
         finally:
             REQUEST_ID.reset(token)
-
-    def _traced(self, scope: Scope) -> contextlib.AbstractContextManager[Any]:
-        """Yields the span, None if the request is not traced."""
-        if self._tracing is None or scope["path"] in UNLIMITED:
-            return contextlib.nullcontext()
-        return self._tracing.request(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, sent: _Sent) -> None:
         path = scope["path"]
@@ -118,7 +123,9 @@ class Gate:
             if key is None or key.client is None:
                 flow = headers.get(FLOW_HEADER)
                 client = Client(
-                    _peer(scope), sees_all=self._keys.sees_all(key), flow=flow_label(flow) if flow else None
+                    scope["client"][0] if scope.get("client") else "",
+                    sees_all=self._keys.sees_all(key),
+                    flow=flow_label(flow) if flow else None,
                 )
             else:
                 client = key.client
@@ -128,7 +135,9 @@ class Gate:
                     f"too many concurrent requests; at most {self._limit} are allowed",
                     hint="try again; max_concurrent_requests",
                 )
-            if path in self._orders or scope["method"] not in WORK or _ends_work(path):
+            # Clients at their limit must be able to cancel requests.
+            cancels = path == "/abort_request" or path.endswith("/cancel")
+            if path in self._orders or scope["method"] not in WORK or cancels:
                 await self._app(scope, receive, sent)
                 return
             sent.headers = client.headers
@@ -218,35 +227,6 @@ class _Sent:
         await self._send(message)
 
 
-def _peer(scope: Scope) -> str:
-    """The address of a client without a key of its own."""
-    return scope["client"][0] if scope.get("client") else ""
-
-
-def _ends_work(path: str) -> bool:
-    """Whether the request cancels others. Clients at their limit must be able to."""
-    return path == "/abort_request" or path.endswith("/cancel")
-
-
-def _method(scope: Scope) -> str:
-    """Clients can send any method; labels must be few."""
-    return scope["method"] if scope["method"] in METHODS else "other"
-
-
-def _template(scope: Scope) -> str:
-    """The route's path with its parameters' names; "other" for paths that do not exist."""
-    route = scope.get("route")
-    return "other" if route is None else str(route.path)
-
-
-HEADER = "x-request-id"
-MAX_ID = 100
-"""Characters of a client's id, at most: with its name it fits into an exemplar (OpenMetrics 1.0: 128)."""
-_ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_ID}}}")
-
-log = logging.getLogger(ACCESS)
-
-
 def request_id(header: str | None) -> str:
     """The client's own if it is a plain word; else a new one."""
     return header if header is not None and _ID.fullmatch(header) else os.urandom(16).hex()
@@ -255,7 +235,7 @@ def request_id(header: str | None) -> str:
 def log_access(scope: Scope, status: int | None, seconds: float, size: int) -> None:
     """One line, if these are logged. status: None if the client disconnected before an answer; size: bytes of
     the answer's body. Queries may contain secrets, and are not logged."""
-    if log.disabled or not log.isEnabledFor(logging.INFO):
+    if access_log.disabled or not access_log.isEnabledFor(logging.INFO):
         return
     client = scope.get("client")
     facts: dict[str, Any] = {
@@ -266,5 +246,5 @@ def log_access(scope: Scope, status: int | None, seconds: float, size: int) -> N
         "duration_ms": round(seconds * 1000, 3),
         "bytes": size,
     }
-    log.info("%(client)s %(method)s %(path)s %(status)d %(duration_ms).1f ms %(bytes)d bytes", facts,
+    access_log.info("%(client)s %(method)s %(path)s %(status)d %(duration_ms).1f ms %(bytes)d bytes", facts,
              extra={FIELDS: facts})  # fmt: skip

@@ -122,9 +122,9 @@ class Families:
         return self._child(Counter(PREFIX + name, help, (*self.labels, *more), registry=self.registry), more)
 
     def gauge(self, name: str, help: str, *more: str) -> Gauge:
-        names = (*self.labels, *more)
-        made = Gauge(PREFIX + name, help, names, registry=self.registry, multiprocess_mode="livesum")
-        return self._child(made, more)
+        names, mode = (*self.labels, *more), "livesum"
+        gauge = Gauge(PREFIX + name, help, names, registry=self.registry, multiprocess_mode=mode)
+        return self._child(gauge, more)
 
     def histogram(self, name: str, help: str, buckets: Sequence[float], *more: str) -> Histogram:
         names = (*self.labels, *more)

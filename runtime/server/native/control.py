@@ -1,7 +1,6 @@
-"""The native routes that give orders to the engine and read or answer in a way of their own: cache, requests,
-sessions, profile, settings, adapters, weights. The other orders are in verbs.py.
-
-What the field's servers have and this one has not is answered with 501 and the reason.
+"""The native routes of orders to the engine whose bodies or answers differ from the verb's: cache, requests,
+sessions, profile, settings, adapters, weights. The other orders are in verbs.py. Routes of other servers that
+this one does not have are answered with 501 and the reason.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ NOT_HERE: dict[str, str] = {
     ),
     **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such setting"),
 }  # fmt: skip
-"""Paths that other servers of this kind answer, and why this one does not. The OpenAPI document, which lists
-what the server does, leaves them out."""
+"""Paths of other servers -> why this one does not have them. Not in the OpenAPI document."""
 
 
 class Abort(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,9 +73,9 @@ class _OwnAbort(msgspec.Struct):
 
 
 class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
-    """capacity_of_str_len: tokens the session may hold, 0 for as many as the model's context; session_id: a
-    name of one's own; timeout: seconds without use after which it is closed; streaming: every turn goes on
-    from the last one, whose KV is kept."""
+    """capacity_of_str_len: tokens of the session, 0 for the model's context; session_id: a name; timeout:
+    seconds without use after which it is closed; streaming: every turn continues the last one, whose KV is
+    kept."""
 
     capacity_of_str_len: int = 0
     session_id: str | None = None
@@ -86,7 +84,7 @@ class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StartProfile(msgspec.Struct, forbid_unknown_fields=True):
-    """num_steps: stop after so many steps; output_dir: the name of a folder, made in the server's folder of
+    """num_steps: stop after so many steps; output_dir: name of a new folder in the server's folder of
     profiles."""
 
     num_steps: int | None = None
@@ -101,16 +99,17 @@ class ConfigureLogging(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Precompile(msgspec.Struct, forbid_unknown_fields=True):
-    """constraints: what generations will have to match, each of kind regex, json_schema, ebnf, structural_tag
-    or choices (a JSON list of texts). timeout: seconds to wait for them; what is not done then goes on."""
+    """constraints: of kind regex, json_schema, ebnf, structural_tag or choices (a JSON list of texts).
+    timeout: seconds to wait for them; unfinished ones continue."""
 
     constraints: list[Constraint]
     timeout: float | None = None
 
 
 class Precompiled(msgspec.Struct):
-    """Of one constraint. Where ok: who keeps it (backend, why), whether exactly, which keywords a validator
-    checks or the standard ignores, the seconds its compilation took, and whether it was ready. Else error."""
+    """Of one constraint. If ok: its backend, and why that one; whether it is exact, which keywords a
+    validator checks or the standard ignores; the seconds of its compilation, and whether it was cached. Else
+    error."""
 
     ok: bool
     backend: str | msgspec.UnsetType = msgspec.UNSET
@@ -138,7 +137,7 @@ class LoadedLoras(msgspec.Struct):
 
 class UpdateWeights(msgspec.Struct, forbid_unknown_fields=True):
     """model_path: a directory of this machine with a checkpoint of the same shape; abort_all_requests: cancel
-    those in hand, which are computed again otherwise. The cache is always flushed."""
+    running requests, which are computed again otherwise. The cache is always flushed."""
 
     model_path: str
     abort_all_requests: bool = False
@@ -163,7 +162,7 @@ class Done(msgspec.Struct):
 
 
 OF_REQUESTS = frozenset({"/abort_request"})
-"""What any client may do, besides the verbs that are not for the admin alone."""
+"""Orders of any client, besides the verbs that are not for the admin alone."""
 
 
 def body_of(verb: Verb) -> type[msgspec.Struct] | None:
@@ -190,7 +189,7 @@ _WAIT = {"timeout": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 
 
 def _configure_logging(data: str) -> bool:
-    """Of this process, as a ConfigureLogging in JSON says."""
+    """Apply a ConfigureLogging in JSON to this process."""
     options = msgspec.json.decode(data, type=ConfigureLogging)
     if options.log_level is not None:
         logging.getLogger("runtime").setLevel(options.log_level.upper())
@@ -260,7 +259,7 @@ class Control(RouteGroup):
         return Done(True)
 
     def _abort_for_client(self, data: str) -> bool:
-        """Of what is waited for in this process, as an _OwnAbort in JSON says."""
+        """Cancel the requests of an _OwnAbort in JSON that this process waits for."""
         order = msgspec.json.decode(data, type=_OwnAbort)
         for rid in order.rids:
             self._ctx.manager.abort(rid, client=order.client)
@@ -382,13 +381,13 @@ class Control(RouteGroup):
         order = UpdateWeightsReq(model_path=body.model_path, abort_all=body.abort_all_requests)
         try:
             answer = await self._ctx.control(order, MAX_WAIT_S)
-        except ModelLoadError as error:  # the client's to choose, here
+        except ModelLoadError as error:  # here the client has chosen it
             raise BadRequest(str(error), where="model_path") from error
         return Done(True, answer.message)
 
 
 def seconds(request: Request, name: str, most: float, without: float = 0.0) -> float:
-    """A query parameter in seconds, `without` where there is none. Raises BadRequest."""
+    """A query parameter in seconds, by default `without`. Raises BadRequest."""
     text = request.query_params.get(name, str(without))
     try:
         value = float(text)

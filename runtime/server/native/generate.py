@@ -1,8 +1,6 @@
-"""The native routes that give text or vectors: /generate and /encode.
+"""The native routes for text and vectors: /generate, /encode and /classify.
 
-    POST /generate {"text": "...", "sampling_params": {...}, "stream": true}
-
-Knows what the fields are called on the wire, and nothing of how they are carried out.
+POST /generate {"text": "...", "sampling_params": {...}, "stream": true}
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from runtime.server.http.openapi import Operation, body_schema
 from runtime.server.http.sse import DONE, closing_stream, event, while_connected
 
 INTERNAL = ("http_worker_ipc",)
-"""Fields that processes set for each other; no client may."""
+"""Fields that only processes of the server set."""
 PER_ITEM = (
     "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
 )  # fmt: skip
@@ -49,9 +47,8 @@ _GENERATE_FIELDS, _ENCODE_FIELDS = _GENERATE_SCHEMA.names, _ENCODE_SCHEMA.names
 
 
 class GenerateAnswer(msgspec.Struct):
-    """One prompt's answer; a list of these for a batch or n > 1. Where it failed, `error` says why and the
-    finish_reason is of type "abort"; text: what there was before it was cancelled, empty after other errors.
-    """
+    """One prompt's answer; a list of these for a batch or n > 1. If it failed it has an `error`, a
+    finish_reason of type "abort", and the text before it was cancelled, none after other errors."""
 
     text: str
     output_ids: list[int]
@@ -101,7 +98,7 @@ class Generate(RouteGroup):
         ]
 
     def _generating(self, body: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
-        """The request of a body, and whether its stream sends new text only. Raises BadRequest."""
+        """The request of a body, and whether its stream sends only new text. Raises BadRequest."""
         data = dict(known_fields(body, _GENERATE_FIELDS))
         data["sampling_params"] = _without_unknown(data.get("sampling_params"))
         incremental = self._incremental(data)
@@ -135,7 +132,7 @@ class Generate(RouteGroup):
         return answers[0] if req.is_single else answers
 
     def _incremental(self, data: dict[str, Any]) -> bool:
-        """Whether the stream sends new text only, by the fields of `data` for it, which are taken out."""
+        """Whether the stream sends only new text, by fields that are removed from `data`."""
         incremental = self._ctx.config.incremental_streaming
         for name in _INCREMENTAL:
             value = data.pop(name, None)
@@ -163,7 +160,7 @@ class Generate(RouteGroup):
 
 
 def _without_unknown(params: Any) -> Any:
-    """sampling_params, or a list of them, without unknown keys that may be left out."""
+    """sampling_params, or a list of them, without unknown keys that may be ignored."""
     if isinstance(params, list):
         return [_without_unknown(one) for one in params]
     if not isinstance(params, dict) or params.keys() <= _SAMPLING_FIELDS:
@@ -176,8 +173,8 @@ def _without_unknown(params: Any) -> Any:
 
 
 class SoFar:
-    """All that one stream has sent, as JSON: an event adds to it, and what was sent is neither encoded again
-    nor copied more than once."""
+    """All that one stream has sent, as JSON: what was sent is neither encoded again nor copied more than
+    once."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -185,7 +182,7 @@ class SoFar:
         self._lists = {name: _JsonList() for name in PER_ITEM}
 
     def event(self, answer: GenerateAnswer, replaced: int) -> bytes:
-        """The event of `answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
+        """The event of `answer`, a delta, with all so far; `replaced`: see OutputDelta."""
         self._text += msgspec.json.encode(answer.text)[1:-1]
         self._ids.add(answer.output_ids, replaced)
         meta = answer.meta_info
@@ -200,7 +197,7 @@ class SoFar:
 
 
 _EMPTY = b'{"text":"","output_ids":[],'
-"""What a GenerateAnswer without text and ids begins with."""
+"""The beginning of a GenerateAnswer without text and ids."""
 
 
 class _JsonList:
@@ -211,7 +208,7 @@ class _JsonList:
         self.data = bytearray()
 
     def add(self, items: Sequence[Any], replaced: int) -> None:
-        """The last `replaced` items make room for `items`."""
+        """Replace the last `replaced` items by `items`."""
         if replaced:
             del self._items[max(0, len(self._items) - replaced) :]
             self.data[:] = msgspec.json.encode(self._items)[1:-1]
@@ -223,7 +220,7 @@ class _JsonList:
 
 
 def _event(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> bytes:
-    """The event of an answer, with all so far, or without what takes the place of ids that were sent."""
+    """The event of an answer, with all so far, or without what replaces ids that were sent."""
     if so_far is not None:
         return so_far.event(answer, output.replaced)
     if output.replaced:
@@ -235,14 +232,14 @@ def _event(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) ->
 
 
 def raise_if_all_failed(outcomes: Sequence[GenerateOutput | EmbeddingOutput | RuntimeFault]) -> None:
-    """A batch of which nothing came is one error, the first one's; else every failed item says so itself."""
+    """If all items of a batch failed, the first error is the answer; else each item has its own."""
     faults = [outcome for outcome in outcomes if isinstance(outcome, RuntimeFault)]
     if faults and len(faults) == len(outcomes):
         raise faults[0]
 
 
 def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswer:
-    """An output as the wire has it."""
+    """An output as it is sent."""
     return GenerateAnswer(
         text=output.text,
         output_ids=output.output_ids,
@@ -253,7 +250,7 @@ def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswe
 
 
 def _failed(fault: RuntimeFault, rid: Any, index: int | None = None) -> GenerateAnswer:
-    """The answer that says what failed; of a cancelled request with what there was until then."""
+    """The answer of a failed item; of a cancelled one with its output until then."""
     reason = {"type": "abort", "message": str(fault), "status_code": fault.status, "err_type": fault.code}
     partial = GenerateOutput("", [], {"id": rid})
     match fault:

@@ -1,8 +1,8 @@
 """The native routes for information: health, model, load, metrics.
 
-GET /health_generate asks for a sign of life: one generated token, or any other message from the engine in the
-meantime, so that a busy server is a healthy one. GET /ready, and GET /health unless health_generates is on,
-say what may keep requests waiting: that the engine is gone, stuck or paused, or the server about to end.
+GET /health_generate waits for one generated token, or any other message from the engine in the meantime, so
+that a busy server is healthy. GET /ready, and GET /health unless health_generates is on, report what keeps
+requests waiting: the engine is dead, stuck or paused, or the server is about to end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.server.http.sse import while_connected
 
 HEALTH_PREFIX = "HEALTH_CHECK"
 LOOK_S = 0.05
-"""How often a health check looks whether any message came."""
+"""Between two checks for a message."""
 GLANCE_S = 0.2
 """How long /health and /ready wait for the scheduler, which answers between two steps."""
 SCRAPE_S = 2.0
@@ -98,8 +98,6 @@ class Info(RouteGroup):
         self._paused: str | None = None
         self._released = False
 
-    # -- alive? ----------------------------------------------------------------------------------------------
-
     @serves(Operation("Is the engine healthy?", response="text", public=True), "GET /health")
     async def health(self, request: Request) -> Response:
         if self._ctx.config.health_generates:
@@ -117,9 +115,8 @@ class Info(RouteGroup):
         return PlainTextResponse("ready\n") if fault is None else _unwell(fault)
 
     async def _trouble(self) -> RuntimeFault | None:
-        """Why a request that comes now would wait long, or be refused; None: it would not. The scheduler and
-        the detokeniser are asked, by all who ask at one time together; they may be busy for health_timeout_s
-        before they count as stuck."""
+        """Why a new request would wait long, or be refused; None if it would not. Concurrent checks share one
+        question to scheduler and detokenizer, which count as stuck after health_timeout_s."""
         if self._glance is None or self._glance.done():
             self._glance = asyncio.create_task(self._look(), name="sglang-dsl-glance")
             self._glance.add_done_callback(_take_error)
@@ -138,7 +135,7 @@ class Info(RouteGroup):
         return None
 
     async def _look(self) -> None:
-        """Ask the scheduler; the answer comes through the detokeniser. Raises EngineDead."""
+        """Ask the scheduler; the answer comes through the detokenizer. Raises EngineDead."""
         try:
             state = await self._question(HealthReq(), self._ctx.config.health_timeout_s)
         except DeadlineExceeded:
@@ -158,17 +155,15 @@ class Info(RouteGroup):
         return PlainTextResponse("healthy\n")
 
     async def _checked(self) -> None:
-        """A sign of life, which all who ask at one time share: no key is needed to ask, and nobody shall be
-        able to keep the engine busy with it."""
+        """Concurrent checks share one: they need no key, and must not keep the engine busy."""
         if self._check is None or self._check.done():
             self._check = asyncio.create_task(self._sign_of_life(), name="sglang-dsl-health")
             self._check.add_done_callback(_take_error)
         await asyncio.shield(self._check)
 
     async def _sign_of_life(self) -> None:
-        """Return when one token was made, or any other message came from the engine, or it is paused, or
-        sleeps. Raises
-        DeadlineExceeded, EngineDead."""
+        """Return when a token was generated, or any other message came from the engine, or it is paused or
+        asleep. Raises DeadlineExceeded, EngineDead."""
         manager, patience = self._ctx.manager, self._ctx.config.health_timeout_s
         try:
             async with asyncio.timeout(patience):
@@ -204,8 +199,6 @@ class Info(RouteGroup):
             )
         else:
             await self._ctx.manager.embed(EmbeddingReqInput(rid=rid, input_ids=[0], timeout_s=patience))
-
-    # -- what is it? -----------------------------------------------------------------------------------------
 
     @serves(_MODEL, "GET /model_info", "GET /get_model_info")
     async def model(self, request: Request) -> dict[str, Any]:
@@ -293,11 +286,11 @@ class Info(RouteGroup):
 
 
 def _take_error(check: asyncio.Task[None]) -> None:
-    """Those who asked may all be gone; then nobody else takes the error."""
+    """Retrieve the error: the requests that wait for it may have been cancelled."""
     if not check.cancelled():
         check.exception()
 
 
 def _unwell(fault: RuntimeFault) -> Response:
-    """Whatever the reason, the status that load balancers understand."""
+    """Always with the status that load balancers understand."""
     return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})

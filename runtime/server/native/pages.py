@@ -1,8 +1,8 @@
-"""The pages of a server: what it is (/), its API (/docs) and the viewer (/viewer). Whoever asks `/` for JSON
-gets JSON.
+"""The pages of a server: an overview (/, also as JSON), its API (/docs, /openapi.json) and the viewer
+(/viewer).
 
-They are the same for everybody: browsers send no key by themselves. What the viewer shows it asks for, with a
-key where one is needed.
+They are the same for all clients: browsers send no key by themselves. The viewer fetches what it shows, with
+a key if one is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Pages(RouteGroup):
         return self._document
 
     async def index(self, request: Request) -> Any:
-        facts = self._facts()
+        facts = {}
+        if not self._secured:  # else neither version nor model is public
+            kind = "generates text" if self._ctx.model.is_generation else "makes vectors"
+            facts = {"version": version(), "model": self._ctx.served_name, "kind": kind}
         if "text/html" not in request.headers.get("accept", ""):
             links = {path.removeprefix("/").removesuffix(".json"): path for path in LINKS}
             return {"name": NAME, **facts, **links, "routes": sorted(self._document["paths"])}
@@ -63,13 +66,6 @@ class Pages(RouteGroup):
         items = "".join(f'<li><a href="{path}">{path}</a> {escape(what)}' for path, what in LINKS.items())
         needs = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>." * self._secured
         return html_response(_page(NAME, f"<p>{escape(WHAT)}</p>{needs}<dl>{rows}</dl><ul>{items}</ul>"))
-
-    def _facts(self) -> dict[str, str]:
-        """What may be told to anybody: behind a key, neither version nor model."""
-        if self._secured:
-            return {}
-        kind = "generates text" if self._ctx.model.is_generation else "makes vectors"
-        return {"version": version(), "model": self._ctx.served_name, "kind": kind}
 
     async def docs(self, request: Request) -> Response:
         return html_response(self._docs)
@@ -94,7 +90,7 @@ def html_response(body: str | bytes, status: int = 200, headers: Mapping[str, st
 
 
 def wait_page(why: str) -> str:
-    """A page that asks again every second, until another one is there. It needs no other file."""
+    """A page that reloads every second, until the server is ready. It needs no other file."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(NAME)}</title>'
         '<meta http-equiv="refresh" content="1"><meta name="color-scheme" content="light dark">'
@@ -112,7 +108,7 @@ def _page(title: str, body: str) -> str:
 
 
 def _api(document: Mapping[str, Any]) -> str:
-    """All operations by tag, each with its parameters and the fields of its body."""
+    """All operations by tag, with their parameters and the fields of their bodies."""
     tags: dict[str, list[str]] = {}
     for path, item in document["paths"].items():
         for method, operation in item.items():

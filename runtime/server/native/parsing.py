@@ -1,4 +1,4 @@
-"""A text that a model wrote, taken apart: into content and tool calls, or into reasoning and answer.
+"""A model's text, split into content and tool calls, or into reasoning and answer.
 
 POST /parse_function_call {"text": "...", "tools": [...], "tool_call_parser": "qwen25"}
     -> {"normal_text": "...", "calls": [...]}
@@ -25,7 +25,7 @@ MOST_TEXT = 1 << 20
 
 
 class ParseFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """tools: as in /v1/chat/completions. tool_call_parser: a format's name; left out: the model's own."""
+    """tools: as in /v1/chat/completions. tool_call_parser: a format's name, by default the model's."""
 
     text: str
     tools: list[dict[str, Any]] = []
@@ -33,14 +33,14 @@ class ParseFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ParsedCalls(msgspec.Struct):
-    """Each call with its place among them, its name, and its arguments as JSON."""
+    """Each call with its index, name, and arguments as JSON."""
 
     normal_text: str
     calls: list[ToolCallItem]
 
 
 class SeparateReasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """reasoning_parser: how the model marks its reasoning; "auto": by whatever known mark the text shows."""
+    """reasoning_parser: how the model marks its reasoning; "auto": by any known mark in the text."""
 
     text: str
     reasoning_parser: str = AUTO

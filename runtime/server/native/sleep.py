@@ -1,5 +1,5 @@
-"""Sleep and wake: the memory of the KV pool and of the weights given back for a while, as vLLM's and sglang's
-clients ask for it.
+"""Sleep and wake: release the memory of the KV pool and of the weights for a while, with vLLM's and sglang's
+routes.
 
     /sleep?level=1                      the KV pool; level 2: the weights, too
     /wake_up?tags=weights&tags=kv_cache all without tags
@@ -26,7 +26,7 @@ from runtime.server.native.control import MAX_WAIT_S, Done, seconds
 PARTS: tuple[MemoryPart, ...] = ("kv_cache", "weights")
 LEVELS: dict[str, tuple[MemoryPart, ...]] = {"1": ("kv_cache",), "2": PARTS}
 WAIT_S = 30.0
-"""How long requests in hand are waited for, unless said otherwise."""
+"""How long running requests are waited for by default."""
 
 
 class Memory(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ class Sleep(RouteGroup):
 
 
 def _one_of(request: Request, name: str, known: dict[str, tuple[MemoryPart, ...]] | tuple[str, ...]) -> str:
-    """A query parameter, the first of `known` where there is none. Raises BadRequest."""
+    """A query parameter, by default the first of `known`. Raises BadRequest."""
     first, *_ = known
     value = request.query_params.get(name, first)
     if value not in known:

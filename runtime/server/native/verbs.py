@@ -1,7 +1,6 @@
-"""Routes of the control verbs that are served as they are: the body holds the parameters, the answer is Done.
-
-runtime.protocol.control.VERBS says which verbs have routes, and what only the admin key may do. A route that
-reads or answers otherwise is in control.py or sleep.py.
+"""Routes of the control verbs whose body has the verb's parameters, and whose answer is Done. The routes, and
+which need the admin key, are in runtime.protocol.control.VERBS; routes that differ are in control.py and
+sleep.py.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ ORDERS = frozenset(
     for method, _, path in (key.partition(" ") for key in {**Verbs.OPENAPI, **_OTHERS})
     if method == "POST" and path not in {*_FOR_EVERYBODY, *OF_REQUESTS}
 )
-"""The paths that only the admin key may use (see KeyCheck): all that no row or set leaves to everybody."""
+"""The paths that need the admin key (see KeyCheck): all that are not explicitly for every client."""
 
 
 def _handler(ctx: ServerContext, verb: Verb) -> Callable[[Request], Awaitable[Done]]:

@@ -1,8 +1,5 @@
-"""/v1/responses: OpenAI's Responses interface: create (whole, streamed, or in the background), look up,
-cancel, delete.
-
-Responses are kept in this process's memory, the newest MAX_KEPT of them; what another HTTP worker keeps is
-asked for there. It knows items and events; prompts, templates and tokens are the frontend's.
+"""/v1/responses: OpenAI's Responses interface: create (whole, streamed, or in the background), read, cancel,
+delete. Responses are stored in this process's memory; those of other HTTP workers are requested from them.
 """
 
 from __future__ import annotations
@@ -142,16 +139,16 @@ class Responses(RouteGroup):
         gauges["kept_response_bytes"].set(size)
 
     def _kept(self, identity: str) -> Kept | None:
-        """For another worker; who works on it stays here."""
+        """For another worker, without the task."""
         kept = self._store.find(identity)
         return None if kept is None else dataclasses.replace(kept, task=None)
 
     def _delete(self, identity: str) -> Deleted | None:
-        """None where it is not here."""
+        """None if it is not here."""
         return None if self._store.pop(identity) is None else Deleted(identity)
 
     async def _cancel(self, identity: str) -> ResponseObject | None:
-        """The response as it is then; None where it is not here."""
+        """The response afterwards; None if it is not here."""
         kept = self._store.find(identity)
         if kept is None:
             return None
