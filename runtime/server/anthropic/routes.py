@@ -23,9 +23,9 @@ from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
-from runtime.server.http.sse import closing_stream, event
+from runtime.server.http.sse import event
 from runtime.server.openai.params import check_model
-from runtime.server.replies import continued, follow, parsers, ready, run, shown_marks, thinking_switch
+from runtime.server.replies import Generation, continued, shown_marks, thinking_switch
 from runtime.server.tool_use import ToolUse
 
 PREFIXES = ("/v1/messages",)
@@ -284,11 +284,9 @@ class _Job:
             bootstrap_room=body.bootstrap_room,
             **prompt,
         )
-        self._names = (
-            _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
-        )
-        self._request = ready(ctx, request, self._names)
-        [self._reply] = parsers(ctx, self._request, self._tools)
+        older = {} if body.output_format is None else {"json_schema": "output_format.schema"}
+        self._generation = Generation(ctx, request, _NAMES | older, self._tools)
+        [self._reply] = self._generation.replies
         self._thinks = request.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
 
@@ -298,7 +296,7 @@ class _Job:
 
     async def whole(self) -> MessageReply:
         reply = self._reply
-        await run(self._ctx, self._request, self._names, [reply])
+        await self._generation.run()
         content = [] if reply.reasoning is None else [_thought(reply.reasoning)]
         if reply.content or (reply.reasoning is None and not reply.calls):
             content.append({"type": "text", "text": reply.content})
@@ -308,7 +306,7 @@ class _Job:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         reply, blocks = self._reply, _Blocks(self._tools)
-        async with closing_stream(follow(self._ctx, self._request, self._names, [reply])) as changes:
+        async with self._generation.follow() as changes:
             async for _ in changes:
                 if reply.is_first:
                     head = self._message([], None, None)

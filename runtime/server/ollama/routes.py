@@ -24,7 +24,7 @@ from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
-from runtime.server.http.sse import EventStream, closing_stream, while_connected
+from runtime.server.http.sse import EventStream, while_connected
 from runtime.server.ollama.params import (
     NAMES,
     OllamaChat,
@@ -39,7 +39,7 @@ from runtime.server.ollama.params import (
     thinking_of,
 )
 from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.replies import continued, embed, follow, parsers, ready, run, shown_marks
+from runtime.server.replies import Generation, continued, embed, shown_marks
 from runtime.server.tool_use import ToolUse
 
 PREFIXES = ("/api/",)
@@ -251,14 +251,13 @@ def _request(
     thinking = thinking_of(ctx, body)
     if "messages" not in prompt:
         thinking.pop("template_kwargs", None)
-    request = GenerateReqInput(
+    return GenerateReqInput(
         sampling_params={**sampling, **shown_marks(ctx, bool(body.think) or None)},
         lora_path=adapter_of(ctx, body.model),
         stream=body.stream,
         **thinking,
         **prompt,
     )
-    return ready(ctx, request, NAMES)
 
 
 def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
@@ -288,23 +287,23 @@ class _Job:
     def __init__(
         self, ctx: ServerContext, body: OllamaRequest, request: GenerateReqInput, use: ToolUse
     ) -> None:
-        self._ctx, self._body, self._request = ctx, body, request
-        self._names = use.named(NAMES)
-        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None, whole_calls=True)
+        self._ctx, self._body = ctx, body
+        apart = bool(body.think) or None
+        self._generation = Generation(
+            ctx, request, NAMES, use, apart=apart, whole_calls=True, keep_aborted=True
+        )
 
     @property
     def streams(self) -> bool:
         return self._body.stream
 
     async def whole(self) -> OllamaAnswer:
-        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        [reply] = self._replies
+        await self._generation.run()
+        [reply] = self._generation.replies
         return self._line(reply.content, reply.reasoning or "", reply, end=True)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        async with closing_stream(
-            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        ) as changes:
+        async with self._generation.follow() as changes:
             async for _, reply in changes:
                 for one in reply.events:
                     match one:

@@ -20,9 +20,8 @@ from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import RouteGroup, ServerContext, serves
-from runtime.server.http.errors import FieldNames
 from runtime.server.http.ignored import refuse_unsupported
-from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import callable_tools, messages_of, tools_of
 from runtime.server.openai.params import (
@@ -37,7 +36,7 @@ from runtime.server.openai.params import (
     usage_of,
     with_logprobs,
 )
-from runtime.server.replies import follow, parsers, ready, run, shown_marks
+from runtime.server.replies import Generation, shown_marks
 from runtime.server.tool_use import ToolUse
 
 MAX_TOP_LOGPROBS = 20
@@ -133,9 +132,8 @@ class Chat(RouteGroup):
         return await self._ctx.reply(request, job)
 
 
-def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tuple[GenerateReqInput, ToolUse]:
-    """The runtime's request for a chat request, and its tools. names: see names_of(). Raises BadRequest,
-    NotSupported."""
+def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse]:
+    """The runtime's request for a chat request, and its tools. Raises BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields = fields_of(ctx, body, ROOM if limit is None else limit)
@@ -145,7 +143,7 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
     if body.input_ids is not None:
         _check_ids(body)
         request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return ready(ctx, request, names), ToolUse()
+        return request, ToolUse()
     history = messages_of(body.messages or [])
     use = _tools(ctx, body, history, fields["sampling_params"])
     fields["sampling_params"] |= use.sampling | shown_marks(ctx, _kept_apart(body))
@@ -164,7 +162,7 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
         continue_final_message=body.continue_final_message,
     )
     request = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return ready(ctx, request, names), use
+    return request, use
 
 
 def _tools(
@@ -207,12 +205,14 @@ class ChatJob:
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
         names = names_of(body)
-        self._request, self._tools = request_of(ctx, body, names)
-        self._names = self._tools.named(names)
+        request, self._tools = request_of(ctx, body)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
         self._ids: dict[int, list[int]] = {}
-        self._replies = parsers(ctx, self._request, self._tools, apart=apart, held=held)
+        self._generation = Generation(
+            ctx, request, names, self._tools, apart=apart, held=held, keep_aborted=True
+        )
+        self._replies = self._generation.replies
         self._id = f"chatcmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
         self._head: dict[str, Any] = {
@@ -227,7 +227,7 @@ class ChatJob:
         return bool(self._body.stream)
 
     async def whole(self) -> ChatCompletion:
-        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        await self._generation.run()
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
         usage = usage_of(self._ctx, self._replies, 1)
         completion = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
@@ -262,9 +262,7 @@ class ChatJob:
         return {"id": self._tools.new_id(number, name), "type": "function", "function": function}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        async with closing_stream(
-            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        ) as changes:
+        async with self._generation.follow() as changes:
             async for index, reply in changes:
                 if reply.is_first:
                     yield self._first_chunk(index, reply)

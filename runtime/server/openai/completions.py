@@ -20,7 +20,7 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import RouteGroup, ServerContext, serves
-from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import spelled
 from runtime.server.openai.params import (
     Generating,
@@ -36,7 +36,7 @@ from runtime.server.openai.params import (
     usage_of,
     with_logprobs,
 )
-from runtime.server.replies import follow, ready, run
+from runtime.server.replies import Generation
 
 MAX_TOKENS = 16
 MAX_LOGPROBS = 20
@@ -110,10 +110,9 @@ class _Job:
                 fields["logprob_start_len"] = 0
         elif body.drawn > body.samples:
             fields["return_logprob"] = True
-        self._names = names_of(body)
         request = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._request = ready(ctx, request, self._names)
-        self._replies = [ReplyParser() for _ in range(len(self._request))]
+        self._generation = Generation(ctx, request, names_of(body), parsed=False, keep_aborted=True)
+        self._request, self._replies = self._generation.request, self._generation.replies
         vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {
             reply: _Logprobs(vocabulary, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
@@ -155,7 +154,7 @@ class _Job:
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> Completion:
-        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        await self._generation.run()
         prompts, drawn, samples = self._request.batch_size, self._body.drawn, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
@@ -185,9 +184,7 @@ class _Job:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         prompts, samples = self._request.batch_size, self._body.samples
-        async with closing_stream(
-            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        ) as changes:
+        async with self._generation.follow() as changes:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
                 choice = self._choice(choice_index(index, prompts, samples), reply, echoed)

@@ -22,7 +22,7 @@ from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import error_type
 from runtime.server.http.ignored import refuse_unsupported
-from runtime.server.http.sse import closing_stream, event
+from runtime.server.http.sse import event
 from runtime.server.openai.messages import callable_tools, tools_of
 from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
 from runtime.server.openai.responses.items import input_items, messages_of
@@ -39,7 +39,7 @@ from runtime.server.openai.responses.types import (
     no_response,
 )
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT, constraint_of, structural_tag
-from runtime.server.replies import follow, ready, run, shown_marks
+from runtime.server.replies import Generation, shown_marks
 from runtime.server.tool_use import ToolUse
 
 _REFUSED = {
@@ -155,8 +155,8 @@ class Job:
             **fields,
         )
         container = f"cntr_{self.response.id[5:]}"
-        request = ready(self._ctx, request, self._names)
-        return Step(self._ctx, request, use, self._offer.run, container, shows)
+        generation = Generation(self._ctx, request, self._names, use, apart=None if shows else True)
+        return Step(self._ctx, generation, use, self._offer.run, container, shows)
 
     def _blank(self) -> ResponseObject:
         body = self._body
@@ -229,7 +229,7 @@ class Job:
     async def _run(self) -> None:
         async with self._sessions:
             while (step := self._step) is not None:
-                await run(self._ctx, step.request, self._names, [step.reply])
+                await step.generation.run()
                 step.new_logprobs()
                 self._generated(step)
                 self.response.output += step.items()
@@ -243,8 +243,7 @@ class Job:
         async with self._sessions:
             while (step := self._step) is not None:
                 events = StepEvents(step, self.event, len(self.response.output))
-                changed = follow(self._ctx, step.request, self._names, [step.reply])
-                async with closing_stream(changed) as changes:
+                async with step.generation.follow() as changes:
                     async for _ in changes:
                         if step.reply.is_first:
                             if not begun:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
-from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.request_base import new_rid
 from runtime.server.context import ServerContext
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.responses.items import server_call_item, set_arguments, set_result, text_part
 from runtime.server.openai.responses.tools import ServerTool, Sessions, parsed
-from runtime.server.replies import parsers
+from runtime.server.replies import Generation
 from runtime.server.tool_use import ToolUse
 
 _PREFIXES = {"mcp_call": "mcp", "code_interpreter_call": "ci", "web_search_call": "ws"}
@@ -27,16 +26,15 @@ class Step:
     def __init__(
         self,
         ctx: ServerContext,
-        request: GenerateReqInput,
+        generation: Generation,
         use: ToolUse,
         run: Mapping[str, ServerTool],
         container: str,
         shows_reasoning: bool = True,
     ) -> None:
         self._ctx, self._use, self._run, self._container = ctx, use, run, container
-        self.request = request
-        self.shows_reasoning = shows_reasoning
-        [self.reply] = parsers(ctx, request, use, apart=None if shows_reasoning else True)
+        self.generation, self.shows_reasoning = generation, shows_reasoning
+        [self.reply] = generation.replies
         self.message_id, self.reasoning_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
         self.calls: list[dict[str, Any]] = []
         self._call_ids: list[str] = []
