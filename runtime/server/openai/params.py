@@ -63,6 +63,16 @@ class Sampled(OutputFields, kw_only=True):
     that are not generated, as tokenized at the beginning of a text and after a space. truncate_prompt_tokens:
     see GenerateReqInput. include_reasoning: false = the answer has no reasoning."""
 
+    model: str = DEFAULT_MODEL
+    stream: bool | None = None
+    user: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    moderation: dict[str, Any] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -112,19 +122,9 @@ class Generating(Sampled, kw_only=True, forbid_unknown_fields=True):
     position of the prompt, with the prompt's own.
     """
 
-    model: str = DEFAULT_MODEL
     n: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    store: bool | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    moderation: dict[str, Any] | None = None
     verbosity: str | None = None
 
     session_params: dict[str, Any] | None = None

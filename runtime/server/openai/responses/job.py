@@ -60,6 +60,12 @@ _NAMES = {
 """What the runtime's fields are called here, where they have another name."""
 
 
+_ECHOED = (
+    "instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user",
+)  # fmt: skip
+"""Fields of the request that the response repeats."""
+
+
 class Job:
     def __init__(
         self, ctx: ServerContext, body: ResponsesRequest, store: Store, earlier: Kept | None = None
@@ -168,21 +174,16 @@ class Job:
             created_at=int(self._ctx.clock()),
             model=self._ctx.served_name,
             status="in_progress",
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=body.previous_response_id,
             reasoning=reasoning,
             background=bool(body.background),
             store=body.store is not False,
-            temperature=body.temperature,
             text={"format": shown},
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
-            top_p=body.top_p,
             truncation=body.truncation or "disabled",
-            user=body.user,
+            **{name: getattr(body, name) for name in _ECHOED},
         )
 
     # -- whole -----------------------------------------------------------------------------------------------

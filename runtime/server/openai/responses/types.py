@@ -44,13 +44,10 @@ class ResponsesRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's fields, with those of Sampled. Fields about accounts have no effect."""
 
     input: str | list[dict[str, Any]]
-    model: str = "default"
     instructions: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
@@ -64,13 +61,6 @@ class ResponsesRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
     truncation: Literal["auto", "disabled"] | None = None
     prompt: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    moderation: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
