@@ -21,8 +21,7 @@ from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.request_base import SingleReq
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.server.http.admission import SHORT
-from runtime.server.http.body import Body, read_body, to_struct
+from runtime.server.http.body import SHORT, Body, read_body, to_struct
 from runtime.server.http.errors import json_response
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation

@@ -19,8 +19,7 @@ from runtime.protocol.errors import RuntimeFault, WorkerFailed
 from runtime.server.http.sse import HEADERS as STREAM_HEADERS
 from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
-from runtime.server.router.pool import Worker
-from runtime.server.router.prompt import RequestFacts
+from runtime.server.router.pool import RequestFacts, Worker
 from runtime.server.router.upstream import Response, headers_back, read_some
 
 MOST_HELD = 1 << 20

@@ -31,8 +31,7 @@ from runtime.server.http.sse import event, fault_event
 from runtime.server.router.answer import Learn, Order
 from runtime.server.router.health import Watch
 from runtime.server.router.metrics import RouterMetrics
-from runtime.server.router.pool import Pool, Worker, checked_url, make_workers
-from runtime.server.router.prompt import RequestFacts, read_facts
+from runtime.server.router.pool import Pool, RequestFacts, Worker, checked_url, make_workers, read_facts
 from runtime.server.router.relay import PairRelay, Relay, Tails, splits
 from runtime.server.router.upstream import Upstream, read_some
 

@@ -260,7 +260,7 @@ class Last:
 WITH_ROUTER_POLICY = """
 from runtime.config.serving.router import RouterConfig
 from runtime.server.router.app import Router
-from runtime.server.router.prompt import RequestFacts
+from runtime.server.router.pool import RequestFacts
 
 if __name__ == "__main__":
     urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.server.router.prompt import MOST_PROMPT, RequestFacts, read_facts
+from runtime.server.router.pool import MOST_PROMPT, RequestFacts, read_facts
 
 TURNS = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
 
