@@ -1,4 +1,4 @@
-"""Anthropic's messages, blocks and tools as the runtime's own. Checks their shape, not their meaning."""
+"""Anthropic's messages, blocks and tools as the runtime's. Checks only their shape."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime.protocol.messages import Message, ToolCall
 from runtime.server.http.body import json_type
 
 _SILENT = frozenset({"thinking", "redacted_thinking"})
-"""Blocks of earlier replies that templates drop: what was thought before."""
+"""Reasoning blocks of earlier replies, which templates drop."""
 
 
 def messages_of(
     system: str | list[dict[str, Any]] | None, turns: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """The conversation, the system prompt first. A user's tool_result blocks become messages of their own, in
-    front of the user's text. Raises BadRequest with the place of what is wrong."""
+    """The conversation, the system prompt first. A user's tool_result blocks become messages before the
+    user's text. Raises BadRequest with the path of what is wrong."""
     if not turns:
         raise BadRequest("is empty; a conversation has at least one message", where="messages")
     messages: list[Message] = []
@@ -153,8 +153,8 @@ def _unknown(block: Mapping[str, Any], path: str) -> BadRequest:
 def tools_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None
 ) -> tuple[list[dict[str, Any]] | None, str, bool]:
-    """The tools to be shown to the model, in the shape templates know; the choice as ToolUse takes it; and
-    whether several calls may come. Raises BadRequest, NotSupported."""
+    """The tools that the prompt lists, as templates expect them; the choice for ToolUse; and whether calls
+    may be parallel. Raises BadRequest, NotSupported."""
     kind = "auto" if choice is None else choice.get("type")
     if kind not in ("auto", "any", "tool", "none"):
         raise BadRequest(

@@ -210,7 +210,7 @@ class RequestMetrics:
         self._known: dict[str, dict[str, str]] = {}
 
     def on_begin(self, request: Begun) -> None:
-        """Counted at its end. Called where the HTTP request is known, unlike what follows."""
+        """It is counted at its end. Only here the HTTP request is known."""
         if here := labels_here():
             self._known[request.rid] = here
 

@@ -38,8 +38,8 @@ HEADERS = {
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    """One event: `data` (builtins, dataclasses or msgspec structs) as one line of JSON, with an `event:` line
-    where there is a name. JSON escapes line ends, so no data can break out of its line."""
+    """One event: `data` (builtins, dataclasses or msgspec structs) as one line of JSON, after an `event:`
+    line if it has a name. JSON escapes line ends, so data stays on its line."""
     body = msgspec.json.encode(data)
     if name is None:
         return b"data: " + body + b"\n\n"

@@ -117,7 +117,7 @@ class CompletionMerge(Merge):
             self._prompt[index] = {
                 name: logprobs[name][:count] for name in (*_LISTS, "text_offset") if logprobs.get(name)
             }
-            # Where the output's first token stands; where there is none, behind the last of the prompt.
+            # The offset of the output's first token; without output, 0.
             self._offset[index] = int(offsets[count]) if outputs and count < len(offsets) else 0
 
     def change(self, item: dict[str, Any], index: int, *, last: bool = False) -> bool:

@@ -1,7 +1,5 @@
-"""One request of /v1/responses on its way to a response: generations, and the calls between them.
-
-A response without tools that this server runs is one generation. With them, a generation that calls some is
-followed by another, which reads what came of them.
+"""One request of /v1/responses: a generation; and while it calls tools that this server runs, their results
+and the next generation.
 """
 
 from __future__ import annotations
@@ -51,13 +49,12 @@ _REFUSED = {
 _INCLUDED = {
     "message.output_text.logprobs", "code_interpreter_call.outputs", "reasoning.encrypted_content"
 }  # fmt: skip
-"""The second is always there. The third changes nothing: clients that store nothing here ask for it, and
-reasoning comes as text."""
+"""The second is always included. The third has no effect: reasoning comes as text."""
 _NAMES = {
     "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
     "structural_tag": "text.format",
 }  # fmt: skip
-"""What the runtime's fields are called here, where they have another name."""
+"""The runtime's names of fields -> those of this route."""
 
 
 _ECHOED = (
@@ -194,7 +191,7 @@ class Job:
         return self.response
 
     def begin(self) -> ResponseObject:
-        """Go on in the background; what is answered at once."""
+        """Continue in the background; the immediate answer."""
         in_hand = IN_HAND.get()
         self.response.status = "queued"
         self._kept.task = asyncio.create_task(self._work(), name="sglang-dsl-response")

@@ -22,11 +22,11 @@ _BUILT_IN: dict[str, tuple[str, Kind]] = {
     "web_search_preview": ("browser", "web_search_call"),
     "web_search_preview_2025_03_11": ("browser", "web_search_call"),
 }
-"""OpenAI's built-in tools: the namespace that does the same here, and the type of their calls' items."""
+"""OpenAI's built-in tools -> the namespace of the same tool here, and the type of their calls' items."""
 _DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
     "require_approval": ("never",), "search_context_size": ("medium",), "defer_loading": (False,),
 }  # fmt: skip
-"""Values that ask for nothing beyond what is done anyway."""
+"""Values of fields that have no effect."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _known(server: ToolServer | None) -> str:
 
 
 def _nothing_else(entry: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-    """Refuse fields that would be ignored, unless they ask for what is done anyway."""
+    """Refuse fields that would be ignored, unless they ask for nothing."""
     for name, value in entry.items():
         if name in known or value in (None, [], {}) or value in _DONE_ANYWAY.get(name, ()):
             continue
