@@ -38,7 +38,7 @@ from runtime.server.ollama.params import (
     sampling_of,
     thinking_of,
 )
-from runtime.server.openai.messages import callable_tools, tools_of
+from runtime.server.openai.messages import tool_use
 from runtime.server.replies import Generation, continued, embed, shown_marks
 from runtime.server.tool_use import ToolUse
 
@@ -226,11 +226,9 @@ class Ollama(RouteGroup):
 def _chat_of(ctx: ServerContext, body: OllamaChat) -> tuple[GenerateReqInput, ToolUse]:
     history = messages_of(body.messages)
     sampling = sampling_of(ctx, body)
-    tools, choice = callable_tools(tools_of(body.tools, None), None)
-    use = ToolUse.of(ctx.model, tools, choice, None, history, sampling)
-    fields: dict[str, Any] = {"tools": tools_of(body.tools, None)} if body.tools else {}
+    tools, use = tool_use(ctx.model, body.tools, None, None, history, sampling)
     sampling |= use.sampling
-    return _request(ctx, body, sampling, messages=continued(history), **fields), use
+    return _request(ctx, body, sampling, messages=continued(history), **tools), use
 
 
 def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput, ToolUse]:

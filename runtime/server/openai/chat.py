@@ -5,7 +5,7 @@ It knows messages and choices; prompts, templates and tokens are the frontend's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,13 @@ from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, ToolCallDelta
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.io_struct import GenerateReqInput
-from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import token_entries
-from runtime.server.openai.messages import callable_tools, messages_of, tools_of
+from runtime.server.openai.messages import messages_of, template_fields, tool_use
 from runtime.server.openai.params import (
     Generating,
     extras_of,
@@ -145,15 +144,10 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
         request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
         return request, ToolUse()
     history = messages_of(body.messages or [])
-    use = _tools(ctx, body, history, fields["sampling_params"])
-    fields["sampling_params"] |= use.sampling | shown_marks(ctx, _kept_apart(body))
-    if use.tools:
-        fields["tools"] = tools_of(body.tools, body.tool_choice)
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    if variables:
-        fields["template_kwargs"] = variables
+    sampling, parallel = fields["sampling_params"], body.parallel_tool_calls
+    tools, use = tool_use(ctx.model, body.tools, body.tool_choice, parallel, history, sampling)
+    sampling |= use.sampling | shown_marks(ctx, _kept_apart(body))
+    fields |= tools | template_fields(body.chat_template_kwargs, body.reasoning_effort)
     if body.allow_control_tokens is not None:
         fields["allow_control_tokens"] = body.allow_control_tokens
     messages = conversation(
@@ -163,13 +157,6 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
     )
     request = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
     return request, use
-
-
-def _tools(
-    ctx: ServerContext, body: ChatRequest, history: Sequence[Message], sampling: Mapping[str, Any]
-) -> ToolUse:
-    tools, choice = callable_tools(tools_of(body.tools, body.tool_choice), body.tool_choice)
-    return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, sampling)
 
 
 def _kept_apart(body: ChatRequest) -> bool | None:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.model_info import ModelInfo
 from runtime.server.http.body import json_type, known_fields
+from runtime.server.tool_use import ToolUse
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SAME = {"developer": "system", "function": "tool"}
@@ -140,6 +142,27 @@ def callable_tools(
     allowed = None if names is None else set(names)
     tools = [tool for tool in shown or () if allowed is None or tool["function"]["name"] in allowed]
     return tools, f"={names[0]}" if kind == "named" and names else kind
+
+
+def tool_use(
+    model: ModelInfo,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    parallel: bool | None,
+    history: Sequence[Message],
+    sampling: Mapping[str, Any],
+) -> tuple[dict[str, Any], ToolUse]:
+    """The request's fields for the tools, and their use. Raises BadRequest."""
+    shown = tools_of(tools, choice)
+    called, mode = callable_tools(shown, choice)
+    use = ToolUse.of(model, called, mode, parallel, history, sampling)
+    return {"tools": shown} if shown else {}, use
+
+
+def template_fields(variables: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """The request's fields for the template's variables; reasoning_effort is one of them."""
+    values = {**({} if effort is None else {"reasoning_effort": effort}), **(variables or {})}
+    return {"template_kwargs": values} if values else {}
 
 
 class _Choice(NamedTuple):

@@ -21,7 +21,7 @@ from runtime.server.context import ServerContext
 from runtime.server.http.errors import error_type
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import event
-from runtime.server.openai.messages import callable_tools, tools_of
+from runtime.server.openai.messages import template_fields, tool_use
 from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
 from runtime.server.openai.responses.items import input_items, messages_of
 from runtime.server.openai.responses.step import Step, StepEvents
@@ -38,7 +38,6 @@ from runtime.server.openai.responses.types import (
 )
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT, constraint_of, structural_tag
 from runtime.server.replies import Generation, shown_marks
-from runtime.server.tool_use import ToolUse
 
 _REFUSED = {
     "conversation": "use previous_response_id, or send the items",
@@ -136,20 +135,14 @@ class Job:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
         sampling = {**model.default_sampling, "max_new_tokens": most, **sampling, **form}
         fields.setdefault("require_reasoning", None)
-        tools = tools_of(self._offer.functions, choice)
-        if tools:
-            fields["tools"] = tools
-        allowed, mode = callable_tools(tools, choice)
-        use = ToolUse.of(model, allowed, mode, body.parallel_tool_calls, self._messages, sampling)
+        tools, use = tool_use(
+            model, self._offer.functions, choice, body.parallel_tool_calls, self._messages, sampling
+        )
         shows = body.include_reasoning is not False
         sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
             fields = with_logprobs(fields, body.top_logprobs or 0)
-        variables = dict(body.chat_template_kwargs or {})
-        if (effort := (body.reasoning or {}).get("effort")) is not None:
-            variables.setdefault("reasoning_effort", effort)
-        if variables:
-            fields["template_kwargs"] = variables
+        fields |= tools | template_fields(body.chat_template_kwargs, (body.reasoning or {}).get("effort"))
         request = GenerateReqInput(
             messages=conversation(self._messages),
             lora_path=self._adapter,
