@@ -67,6 +67,8 @@ MOST_MERGED = 64 << 20
 """Bytes of an answer that another one is merged into."""
 _STREAM = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 ErrorEvent = Callable[[RuntimeFault], bytes]
+LazyMerge = Callable[[], Awaitable[Merge]]
+"""Awaited, once an answer has begun, for what is merged into it."""
 Learn = Callable[[RequestFacts, Worker, bytes], None]
 
 
@@ -134,15 +136,10 @@ class Answer:
         """Whether more was sent than comments: then no other worker can give the answer."""
 
     async def pass_on(
-        self,
-        worker: Worker,
-        response: Response,
-        began: float,
-        merge: Callable[[], Awaitable[Merge]] | None = None,
+        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None = None
     ) -> None:
-        """Send the worker's answer to a request of the time `began` (time.monotonic()). merge: awaited, once
-        the answer has begun, for what is merged into it. Raises WorkerFailed; Refusal if this is no stream,
-        and the client has received the beginning of one."""
+        """Send the worker's answer to a request of the time `began` (time.monotonic()). Raises WorkerFailed;
+        Refusal if this is no stream, and the client has received the beginning of one."""
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             await self._pass_events(worker, response, began, merge)
         else:
@@ -165,11 +162,7 @@ class Answer:
     # -- streams ---------------------------------------------------------------------------------------------
 
     async def _pass_events(
-        self,
-        worker: Worker,
-        response: Response,
-        began: float,
-        merge: Callable[[], Awaitable[Merge]] | None,
+        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
     ) -> None:
         events, merging = WholeEvents(), None
         async for piece in response.pieces():
@@ -194,11 +187,7 @@ class Answer:
     # -- whole answers ---------------------------------------------------------------------------------------
 
     async def _pass_whole(
-        self,
-        worker: Worker,
-        response: Response,
-        began: float,
-        merge: Callable[[], Awaitable[Merge]] | None,
+        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
     ) -> None:
         headers, parts, size = headers_back(response), [], 0
         most = MOST_WHOLE if merge is None else MOST_MERGED
