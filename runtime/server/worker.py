@@ -33,16 +33,11 @@ from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.peers import PEER_S, Peers
-from runtime.server.http.serve import make_server
+from runtime.server.http.serve import loops, make_server
 from runtime.server.native.pages import html_response, wait_page
 from runtime.server.observe.families import of_group
 from runtime.server.observe.tracing import Tracing
 from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
-
-try:
-    import uvloop as loops
-except ImportError:  # it is not built for every system
-    loops = asyncio  # type: ignore[misc]
 
 log = logging.getLogger(__name__)
 

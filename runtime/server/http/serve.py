@@ -19,6 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from runtime.config.serving.server import ServerConfig
 
+try:
+    import uvloop as loops
+except ImportError:  # it is not built for every system
+    loops = asyncio  # type: ignore[misc]
+
 log = logging.getLogger(__name__)
 
 OTHER_FILES = 256

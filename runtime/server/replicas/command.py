@@ -30,17 +30,13 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.supervise.supervisor import listening, tell_ready
 from runtime.protocol.errors import EngineDead
 from runtime.protocol.ray_cluster import LOOPBACK, refuse_what_never_fits
+from runtime.server.http.serve import loops
 from runtime.server.replicas.directory import Directory, Member
 from runtime.server.replicas.process import STOP_S
 from runtime.server.replicas.replica import HEALTH_S, NOTICE_S, Replica
 from runtime.server.router.app import Router
 from runtime.server.router.command import Ended
 from runtime.server.router.command import serve as serve_router
-
-try:
-    import uvloop as loops
-except ImportError:  # it is not built for every system
-    loops = asyncio  # type: ignore[misc]
 
 log = logging.getLogger(__name__)
 

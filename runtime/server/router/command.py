@@ -17,13 +17,8 @@ from runtime.config.serving.router import RouterConfig
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.supervisor import listening, tell_ready
 from runtime.protocol.console import set_title
-from runtime.server.http.serve import make_server
+from runtime.server.http.serve import loops, make_server
 from runtime.server.router.app import Router
-
-try:
-    import uvloop as loops
-except ImportError:  # it is not built for every system
-    loops = asyncio  # type: ignore[misc]
 
 log = logging.getLogger(__name__)
 
