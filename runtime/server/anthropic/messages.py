@@ -36,13 +36,7 @@ def messages_of(
             case "assistant":
                 messages.append(_assistant(one.get("content"), path))
             case "system":
-                content = one.get("content")
-                note = (
-                    content
-                    if isinstance(content, str)
-                    else _joined(_listed(content, path), f"{path}.content")
-                )
-                messages.append(Message("system", note))
+                messages.append(Message("system", _text(one.get("content"), path)))
             case other:
                 raise BadRequest(
                     f'must be "user", "assistant" or "system", got {other!r:.80}', where=f"{path}.role"
@@ -62,7 +56,9 @@ def _user(content: Any, path: str) -> list[Message]:
             case {"type": "image", "source": source}:
                 parts.append({"type": "image_url", "image_url": {"url": _url(source, at)}})
             case {"type": "tool_result", "tool_use_id": str(identity)}:
-                results.append(Message("tool", _result(block, at), tool_call_id=identity))
+                result = block.get("content")
+                text = "" if result is None else _text(result, at)
+                results.append(Message("tool", text, tool_call_id=identity))
             case _:
                 raise _unknown(block, at)
     if all(part["type"] == "text" for part in parts):
@@ -108,19 +104,8 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
     return [(block, f"{path}.content[{index}]") for index, block in enumerate(content)]
 
 
-def _result(block: Mapping[str, Any], path: str) -> str:
-    content = block.get("content")
-    match content:
-        case None:
-            return ""
-        case str():
-            return content
-        case list():
-            return _joined(content, f"{path}.content")
-        case _:
-            raise BadRequest(
-                f"must be a string or a list of blocks, got {json_type(content)}", where=f"{path}.content"
-            )
+def _text(content: Any, path: str) -> str:
+    return content if isinstance(content, str) else _joined(_listed(content, path), f"{path}.content")
 
 
 def _joined(blocks: Sequence[Any], path: str) -> str:
