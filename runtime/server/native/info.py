@@ -94,9 +94,7 @@ class Info(RouteGroup):
         ctx.peers.answers["live"] = lambda _: ctx.manager.live
         self._check: asyncio.Task[None] | None = None
         self._glance: asyncio.Task[None] | None = None
-        self._stuck = False
-        self._paused: str | None = None
-        self._released = False
+        self._obstacle: RuntimeFault | None = None
 
     @serves(Operation("Is the engine healthy?", response="text", public=True), "GET /health")
     async def health(self, request: Request) -> Response:
@@ -125,24 +123,23 @@ class Info(RouteGroup):
             return fault
         if self._ctx.leaving():
             return NotReady("the server is shutting down", hint="use another server")
-        if self._stuck:
-            patience = self._ctx.config.health_timeout_s
-            return EngineDead(f"the engine has been stuck for {patience:g} s", hint="health_timeout_s")
-        if self._released:
-            return NotReady("the model is asleep", hint="POST /wake_up")
-        if self._paused:
-            return NotReady(f"generation is paused ({self._paused})", hint="POST /continue_generation")
-        return None
+        return self._obstacle
 
     async def _look(self) -> None:
         """Ask the scheduler; the answer comes through the detokenizer. Raises EngineDead."""
+        patience = self._ctx.config.health_timeout_s
         try:
-            state = await self._question(HealthReq(), self._ctx.config.health_timeout_s)
+            state = await self._question(HealthReq(), patience)
         except DeadlineExceeded:
-            self._stuck = True
-        else:
-            self._stuck, self._paused = False, state.get("paused")
-            self._released = bool(state.get("released"))
+            message = f"the engine has been stuck for {patience:g} s"
+            self._obstacle = EngineDead(message, hint="health_timeout_s")
+            return
+        self._obstacle = None
+        if state.get("released"):
+            self._obstacle = NotReady("the model is asleep", hint="POST /wake_up")
+        elif paused := state.get("paused"):
+            message = f"generation is paused ({paused})"
+            self._obstacle = NotReady(message, hint="POST /continue_generation")
 
     @serves(
         Operation("Can the server generate a token?", response="text", public=True), "GET /health_generate"
@@ -187,16 +184,15 @@ class Info(RouteGroup):
     async def _probe(self, patience: float) -> None:
         rid = f"{HEALTH_PREFIX}_{uuid.uuid4().hex}"
         if self._ctx.model.is_generation:
-            await self._ctx.manager.submit(
-                GenerateReqInput(
-                    rid=rid,
-                    input_ids=[0],
-                    sampling_params={"max_new_tokens": 1, "temperature": 0.0},
-                    log_metrics=False,
-                    no_logs=True,
-                    timeout_s=patience,
-                )
+            request = GenerateReqInput(
+                rid=rid,
+                input_ids=[0],
+                sampling_params={"max_new_tokens": 1, "temperature": 0.0},
+                log_metrics=False,
+                no_logs=True,
+                timeout_s=patience,
             )
+            await self._ctx.manager.submit(request)
         else:
             await self._ctx.manager.embed(EmbeddingReqInput(rid=rid, input_ids=[0], timeout_s=patience))
 
