@@ -95,7 +95,7 @@ class EventStream(Response):
         self._wire_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._events, self._keep_alive_s, self._on_fault = events, keep_alive_s, on_fault
         self._sending = asyncio.Lock()
-        self._started = False
+        self._started = self._busy = False
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,8 +109,8 @@ class EventStream(Response):
                 done, _ = await asyncio.wait({work, left}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 if done or time.monotonic() < self._sent_at + silence:
                     continue
-                if self._sending.locked():  # the client is slow to read; look again after another period
-                    self._sent_at = time.monotonic()
+                if self._busy or self._sending.locked():
+                    self._sent_at = time.monotonic()  # the client reads slowly: wait for another period
                 else:
                     await self._send_piece(send, KEEP_ALIVE)
             if work.done():
@@ -125,7 +125,13 @@ class EventStream(Response):
         """Send all events; raise what happens before the first."""
         try:
             async for piece in self._events:
-                await self._send_piece(send, piece)
+                if not self._started or self._sending.locked():
+                    await self._send_piece(send, piece)
+                    continue
+                # The same without the lock, which would cost more than the rest: there is one for each token.
+                self._busy = True
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                self._sent_at, self._busy = time.monotonic(), False
         except Exception as error:
             if not self._started:
                 raise
