@@ -122,8 +122,8 @@ class Families:
         return self._child(Counter(PREFIX + name, help, (*self.labels, *more), registry=self.registry), more)
 
     def gauge(self, name: str, help: str, *more: str) -> Gauge:
-        names, mode = (*self.labels, *more), "livesum"
-        gauge = Gauge(PREFIX + name, help, names, registry=self.registry, multiprocess_mode=mode)
+        names, registry = (*self.labels, *more), self.registry
+        gauge = Gauge(PREFIX + name, help, names, registry=registry, multiprocess_mode="livesum")
         return self._child(gauge, more)
 
     def histogram(self, name: str, help: str, buckets: Sequence[float], *more: str) -> Histogram:
@@ -351,7 +351,7 @@ class Metrics(Collector):
 
     def observe_keys(self, ring: KeyRing) -> None:
         """Count the use of each key."""
-        kinds = {
+        kinds: dict[str, Counter | Gauge] = {
             "requests": self._families.counter("key_requests", "Requests of an API key", "key"),
             "tokens": self._families.counter("key_tokens", "Tokens that it used", "key"),
             "refused": self._families.counter("key_refused", "Its requests beyond a limit", "key"),
