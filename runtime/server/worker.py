@@ -33,7 +33,7 @@ from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.peers import PEER_S, Peers
-from runtime.server.http.serve import loops, make_server
+from runtime.server.http.serve import make_server, new_event_loop
 from runtime.server.native.pages import html_response, wait_page
 from runtime.server.observe.families import of_group
 from runtime.server.observe.tracing import Tracing
@@ -183,7 +183,7 @@ class Web:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=loops.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - raised again by join, in the main thread
             self._error = error

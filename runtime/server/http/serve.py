@@ -20,9 +20,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from runtime.config.serving.server import ServerConfig
 
 try:
-    import uvloop as loops
+    from uvloop import new_event_loop as new_event_loop
 except ImportError:  # it is not built for every system
-    loops = asyncio  # type: ignore[misc]
+    from asyncio import new_event_loop as new_event_loop
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.supervise.supervisor import listening, tell_ready
 from runtime.protocol.errors import EngineDead
 from runtime.protocol.ray_cluster import LOOPBACK, refuse_what_never_fits
-from runtime.server.http.serve import loops
+from runtime.server.http.serve import new_event_loop
 from runtime.server.replicas.directory import Directory, Member
 from runtime.server.replicas.process import STOP_S
 from runtime.server.replicas.replica import HEALTH_S, NOTICE_S, Replica
@@ -176,7 +176,7 @@ def serve(options: Options, environment: Mapping[str, str], *, local: bool) -> i
             if not first:
                 return 0
             router = Router(router_config(config, options.server, deployment.key, first))
-            with asyncio.Runner(loop_factory=loops.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(_run(router, deployment, listener, signals, options.server.ready_file))
             return 0
         finally:

@@ -17,7 +17,7 @@ from runtime.config.serving.router import RouterConfig
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.supervisor import listening, tell_ready
 from runtime.protocol.console import set_title
-from runtime.server.http.serve import loops, make_server
+from runtime.server.http.serve import make_server, new_event_loop
 from runtime.server.router.app import Router
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
     try:
         with (
             listening(config.server) as listener,
-            asyncio.Runner(loop_factory=loops.new_event_loop) as runner,
+            asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
             runner.run(serve(router, listener, ended))
     finally:

@@ -328,7 +328,7 @@ def _constraint(form: TextFormat | None) -> dict[str, Any]:
     """The constraint of a text format, as sampling parameters. Raises BadRequest."""
     if form is None:
         return {}
-    parts = ("schema",) if form.type == "json_schema" else ()
+    parts: tuple[str, ...] = ("schema",) if form.type == "json_schema" else ()
     if form.type == "structural_tag":
         parts = ("structures", "triggers", "format")
     for name in ("schema", "structures", "triggers", "format"):
