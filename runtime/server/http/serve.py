@@ -22,7 +22,7 @@ from runtime.config.serving.server import ServerConfig
 try:
     from uvloop import new_event_loop as new_event_loop
 except ImportError:  # it is not built for every system
-    from asyncio import new_event_loop as new_event_loop
+    from asyncio import new_event_loop as new_event_loop  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
