@@ -63,7 +63,6 @@ class ServerContext:
 
     @property
     def served_name(self) -> str:
-        """The one in answers."""
         return self.served_names[0]
 
     async def admit(
@@ -166,7 +165,6 @@ class RouteGroup:
         self._ctx = ctx
 
     def routes(self) -> list[Route]:
-        """One for each path of a handler."""
         routes: list[Route] = []
         for name, member in vars(type(self)).items():
             methods: dict[str, list[str]] = {}

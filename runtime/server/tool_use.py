@@ -74,7 +74,6 @@ class ToolUse(NamedTuple):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters."""
         values: dict[str, Any] = {} if self.key is None else {"skip_special_tokens": False}
         if self.replaced is not None:
             values[self.replaced] = None

@@ -219,7 +219,6 @@ async def open_tool_server(config: ServerConfig) -> ToolServer | None:
 
 
 def shown_options(spec: ChildSpec) -> Mapping[str, Any]:
-    """The options of the server, without secrets."""
     return {
         one.name: value
         for config in (spec.server, spec.engine)

@@ -147,13 +147,11 @@ _COUNT = Operation(
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
-    """The error in Anthropic's shape."""
     kind = _ERROR_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(fault)}, "request_id": REQUEST_ID.get()}
 
 
 def fault_event(fault: RuntimeFault) -> bytes:
-    """An error inside a stream."""
     return event(error_body(fault), "error")
 
 

@@ -229,7 +229,6 @@ def check_media_type(header: str | None, encoding: str | None = None) -> None:
 
 
 def is_json(header: str | None) -> bool:
-    """Whether a Content-Type is JSON."""
     return header is not None and bool(_JSON_TYPE.match(header.partition(";")[0].strip().lower()))
 
 

@@ -51,7 +51,6 @@ def error_type(status: int) -> str:
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
-    """The error as JSON for native and OpenAI clients."""
     identity = REQUEST_ID.get()
     known = {} if identity is None else {"request_id": identity}
     facts = {
@@ -64,7 +63,6 @@ def error_body(fault: RuntimeFault) -> dict[str, Any]:
 
 
 def error_headers(fault: RuntimeFault) -> dict[str, str]:
-    """Headers that go with the error's status."""
     if fault.status == 401:
         return {"www-authenticate": "Bearer"}
     if isinstance(fault, RateLimited):
@@ -94,7 +92,6 @@ def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def error_response(fault: RuntimeFault) -> Response:
-    """The answer to a request that failed before anything was sent."""
     return json_response(error_body(fault), fault.status, error_headers(fault))
 
 

@@ -78,7 +78,6 @@ class Gate:
 
     @property
     def active(self) -> int:
-        """Requests that are being answered."""
         return self._active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -350,7 +350,6 @@ class Metrics(Collector):
             self._counts = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
 
     def observe_keys(self, ring: KeyRing) -> None:
-        """Count the use of each key."""
         kinds: dict[str, Counter | Gauge] = {
             "requests": self._families.counter("key_requests", "Requests of an API key", "key"),
             "tokens": self._families.counter("key_tokens", "Tokens that it used", "key"),

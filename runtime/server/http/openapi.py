@@ -53,7 +53,6 @@ class Body:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the fields."""
         return frozenset(self.schema["properties"])
 
 

@@ -38,7 +38,6 @@ class Peers:
         self._clients: dict[str, httpx.AsyncClient] = {}
 
     async def all(self, what: str, about: str, kind: type[T]) -> list[T]:
-        """The answers of the others that have one."""
         answers = await asyncio.gather(*(self._ask(other, what, about) for other in self._others))
         return [msgspec.msgpack.decode(one, type=kind) for one in answers if one is not None]
 

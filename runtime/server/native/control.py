@@ -176,7 +176,6 @@ def body_of(verb: Verb) -> type[msgspec.Struct] | None:
 
 
 def _field(one: msgspec.structs.FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
-    """A field as msgspec.defstruct takes it."""
     if one.required:
         return one.name, one.type
     if one.default_factory is not msgspec.NODEFAULT:

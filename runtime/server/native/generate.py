@@ -239,7 +239,6 @@ def raise_if_all_failed(outcomes: Sequence[GenerateOutput | EmbeddingOutput | Ru
 
 
 def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswer:
-    """An output as it is sent."""
     return GenerateAnswer(
         text=output.text,
         output_ids=output.output_ids,

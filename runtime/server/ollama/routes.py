@@ -87,7 +87,6 @@ class OllamaVersion(msgspec.Struct):
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
-    """The error in Ollama's shape."""
     return {"error": str(fault)}
 
 

@@ -64,7 +64,6 @@ class Embeddings(RouteGroup):
 
 
 def _request(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingReqInput:
-    """Raises BadRequest."""
     adapter = check_model(ctx, body.model)
     fields = {name: value for name in ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip

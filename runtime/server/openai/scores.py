@@ -160,7 +160,6 @@ class Scores(RouteGroup):
 
 
 async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
-    """Raises BadRequest and its kinds, NotSupported."""
     adapter = check_model(ctx, body.model)
     labels = body.label_token_ids or []
     for name in ("text_1", "text_2", "queries", "documents", "data_1", "data_2", "instruction", "instruct"):
@@ -242,7 +241,6 @@ def _probabilities(logprobs: Sequence[float | None], body: ScoreRequest) -> list
 
 
 async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
-    """Raises BadRequest and its kinds, NotSupported."""
     for name in ("query", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name):
             raise BadRequest("needs items", where=name)
@@ -295,7 +293,6 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
 
 
 def _shortened(ctx: ServerContext, texts: list[str], most: int) -> list[str]:
-    """The first tokens of each."""
     tokenizer = ctx.manager.tokenizer
     ids = [tokenizer.encode_plain(text) for text in texts]
     pairs = zip(texts, ids, strict=True)

@@ -200,7 +200,6 @@ def router_config(
 
 
 def of_role(members: Sequence[Member], role: str) -> tuple[str, ...]:
-    """The addresses of the servers of this role."""
     return tuple(one.url for one in members if one.role == role)
 
 

@@ -118,7 +118,6 @@ class Refusal(Exception):
 
     @property
     def fault(self) -> RuntimeFault:
-        """The same as an error of the router."""
         message = str(self.facts.get("message") or f"answered {self.status}")
         return WorkerFailed(message, where=self.worker.name)
 
@@ -146,7 +145,6 @@ class Answer:
             await self._pass_whole(worker, response, began, merge)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """End the request with this answer."""
         if self.started:
             await self._body(self._order.on_fault(refusal.fault), more=False)
         else:

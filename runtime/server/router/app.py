@@ -124,7 +124,6 @@ class Router:
                 await self._tails.close()
 
     def give_up(self, reason: str) -> None:
-        """Fail all running requests."""
         for worker in self.workers:
             worker.give_up(reason)
 
@@ -223,7 +222,6 @@ class Router:
     async def _gather(
         self, method: str, target: str, headers: Any = None, body: bytes = b""
     ) -> list[Response | RuntimeFault]:
-        """The answers of all workers, in their order."""
 
         async def ask(worker: Worker) -> Response | RuntimeFault:
             try:
@@ -269,7 +267,6 @@ class Router:
         return {"workers": [_state(one) for one in self.workers]}
 
     async def _load(self, request: Request) -> list[dict[str, Any]]:
-        """Every worker's loads, one after another."""
         answers = [_json(answer) for answer in await self._gather("GET", "/get_load")]
         loads = [one for some in answers if isinstance(some, list) for one in some if isinstance(one, dict)]
         return [{**one, "dp_rank": rank} for rank, one in enumerate(loads)]

@@ -52,7 +52,6 @@ class RouterMetrics:
         self._first.labels(worker.name, worker.role).observe(seconds)
 
     def render(self) -> tuple[bytes, str]:
-        """The exposition and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 

@@ -141,11 +141,9 @@ class Worker:
 
     @property
     def reason(self) -> str:
-        """Why it is not available."""
         return "" if self.state == "available" else self._reason
 
     def answered(self) -> None:
-        """It answered a request."""
         self._failures, self._closed_until = 0, None
 
     def failed(self, reason: str) -> bool:
@@ -189,7 +187,6 @@ class Worker:
                 self._trial_began = None
 
     def give_up(self, reason: str) -> None:
-        """Fail all requests that it has."""
         self.abandoned = reason
         now = asyncio.get_running_loop().time()
         for limit in self._waiting:

@@ -66,7 +66,6 @@ class Job:
     def __init__(
         self, ctx: ServerContext, body: ResponsesRequest, store: Store, earlier: Kept | None = None
     ) -> None:
-        """earlier: the response that this one follows."""
         self._ctx, self._body, self._store = ctx, body, store
         self._adapter = check_model(ctx, body.model)
         self._names = {**_NAMES, **field_names_of(body)}
@@ -258,7 +257,6 @@ class Job:
         yield self.event(f"response.{self.response.status}", response=self.response)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
-        """An error in the middle of the stream."""
         self._fail(fault)
         self._keep()
         return self.event("response.failed", response=self.response)

@@ -60,7 +60,6 @@ class Step:
     # -- items -----------------------------------------------------------------------------------------------
 
     def call_item(self, number: int, name: str) -> dict[str, Any]:
-        """The item of a call that begins."""
         call_id = self._use.new_id(number, name)
         tool = self._run.get(name)
         if tool is None:
@@ -111,7 +110,6 @@ class Step:
         return items + self.calls
 
     def message(self) -> Message:
-        """The reply as a turn of the conversation."""
         calls = tuple(
             ToolCall(name, arguments, call_id)
             for (name, arguments), call_id in zip(self.reply.calls, self._call_ids, strict=True)
@@ -123,7 +121,6 @@ class Step:
 
     @property
     def to_run(self) -> list[int]:
-        """Numbers of the calls that are run here."""
         return [number for number, (name, _) in enumerate(self.reply.calls) if name in self._run]
 
     @property
@@ -274,12 +271,10 @@ class StepEvents:
         return []
 
     def runs(self, number: int) -> list[bytes]:
-        """A call is about to be run."""
         kind = self._step.calls[number]["type"]
         return [self._of_call(number, f"{kind}.{_RUNS[kind]}")] if kind in _RUNS else []
 
     def ran(self, number: int) -> list[bytes]:
-        """A call has been run."""
         item = self._step.calls[number]
         failed = item["type"] == "mcp_call" and item["status"] == "failed"
         ended = self._of_call(number, f"{item['type']}.{'failed' if failed else 'completed'}")

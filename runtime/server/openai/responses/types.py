@@ -125,7 +125,6 @@ class Kept:
 
     @property
     def is_of_client(self) -> bool:
-        """Whether the current client may see it."""
         return self.owner == CLIENT.get().owner
 
 
