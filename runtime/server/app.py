@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,31 +15,43 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.console import version
 from runtime.server.anthropic import routes as anthropic
-from runtime.server.context import RouteModule, ServerContext
-from runtime.server.http.errors import json_response
+from runtime.server.context import RouteGroup, ServerContext
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.http.peers import Peers
-from runtime.server.native import control, generate, info, introspection, pages, parsing, sleep, verbs
-from runtime.server.observe.processes import Processes
+from runtime.server.native.control import Control
+from runtime.server.native.generate import Generate
+from runtime.server.native.info import Info
+from runtime.server.native.introspection import Introspection
+from runtime.server.native.pages import Pages
+from runtime.server.native.parsing import Parsing
+from runtime.server.native.sleep import Sleep
+from runtime.server.native.verbs import ORDERS, Verbs
+from runtime.server.observe.families import Processes
 from runtime.server.observe.tracing import Tracing
 from runtime.server.ollama import routes as ollama
-from runtime.server.openai import chat, completions, embeddings, models, scores, tokenize
-from runtime.server.openai.responses import routes as responses
+from runtime.server.openai.chat import Chat
+from runtime.server.openai.completions import Completions
+from runtime.server.openai.embeddings import Embeddings
+from runtime.server.openai.models import Models
+from runtime.server.openai.responses.routes import Responses
+from runtime.server.openai.scores import Scores
+from runtime.server.openai.tokenize import Tokenizing
 from runtime.tools import ToolServer
 
-MODULES: tuple[RouteModule, ...] = (
-    generate, tokenize, parsing, info, introspection, control, sleep, verbs, models, completions, chat,
-    embeddings, scores, responses, anthropic, ollama,
+MODULES: tuple[type[RouteGroup], ...] = (
+    Generate, Tokenizing, Parsing, Info, Introspection, Control, Sleep, Verbs, Models, Completions, Chat,
+    Embeddings, Scores, Responses, anthropic.Messages, ollama.Ollama,
 )  # fmt: skip
+"""The groups of routes of a server."""
 SHAPES = tuple((prefix, api.error_body) for api in (anthropic, ollama) for prefix in api.PREFIXES)
-"""Beginnings of the paths whose errors look otherwise, and how."""
+"""(path prefix, the body of its errors)."""
 
 
 class Paths(Router):
-    """A Router that finds routes without parameters in one step, and all else as usual."""
+    """A Router that finds routes without parameters in a dict."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         super().__init__(routes)
@@ -49,14 +59,14 @@ class Paths(Router):
         self._plain = {(method, route.path): route for route in plain for method in route.methods or ()}
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = None
+        route = None
         if scope["type"] == "http" and not scope.get("root_path"):
-            found = self._plain.get((scope["method"], scope["path"]))
-        if found is None:
+            route = self._plain.get((scope["method"], scope["path"]))
+        if route is None:
             await super().app(scope, receive, send)
             return
-        scope.update(router=self, route=found, endpoint=found.endpoint, path_params={})
-        await found.handle(scope, receive, send)
+        scope.update(router=self, route=route, endpoint=route.endpoint, path_params={})
+        await route.handle(scope, receive, send)
 
 
 def build_app(
@@ -72,10 +82,8 @@ def build_app(
     processes: Processes = lambda: {"server": os.getpid()},
     tracing: Tracing | None = None,
 ) -> ASGIApp:
-    """The application around `manager`. `info`: the options the server was started with, for /server_info (no
-    secrets); `tools`: those that it runs; `peers`: the other HTTP processes; `leaving`: whether the server is
-    about to end; `ring`: the keys, None: those of the config; `processes`: all that it consists of;
-    `tracing`: where spans go."""
+    """The application around `manager`. `ring`: the keys, None: those of the config; `processes`: of the
+    server; `info`, `tools`, `peers`, `leaving`: see ServerContext."""
     config.verify()
     ring = KeyRing(config) if ring is None else ring
     model = manager.model
@@ -88,17 +96,11 @@ def build_app(
     ctx = ServerContext(
         manager, model, config, metrics, clock, dict(info or {}), tools, peers or Peers(), leaving
     )
-    routes = [route for module in MODULES for route in module.routes(ctx)]
     described = describe(secured=ring.secured)
-
-    routes += pages.routes(ctx, described, secured=ring.secured)
-
-    async def openapi(_: Request) -> Response:
-        return json_response(described)
-
-    routes.append(Route("/openapi.json", openapi, methods=["GET"]))
+    pages = Pages(ctx, described, secured=ring.secured)
+    routes = [route for group in (*(kind(ctx) for kind in MODULES), pages) for route in group.routes()]
     app: ASGIApp = Gate(
-        Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=verbs.ORDERS, tracing=tracing
+        Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=ORDERS, tracing=tracing
     )
     if config.cors_origins:
         app = CORSMiddleware(
@@ -108,7 +110,7 @@ def build_app(
 
 
 def describe(secured: bool = False) -> dict[str, Any]:
-    """The OpenAPI document of all routes. `secured`: an API key is asked for."""
-    own = {"GET /openapi.json": Operation("This document", response={"type": "object"})}
-    tables: list[Mapping[str, Operation]] = [own, *(module.OPENAPI for module in MODULES)]
+    """The OpenAPI document of all routes. `secured`: an API key is required."""
+    this = {"GET /openapi.json": Operation("This document", response={"type": "object"})}
+    tables: list[Mapping[str, Operation]] = [this, *(group.OPENAPI for group in MODULES)]
     return document("sglang-dsl runtime", version(), tables, secured)

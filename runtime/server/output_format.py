@@ -1,25 +1,24 @@
-"""What a body asks its output to match, under any of the names clients use, as one sampling word.
+"""The constraint of a body's output, under any of the names that clients use, as one sampling parameter.
 
     response_format                      OpenAI's: text, json_object, json_schema, structural_tag
     regex, ebnf, json_schema, structural_tag, choices       this server's own
-    guided_json, guided_regex, guided_grammar, guided_choice, structured_outputs      the same, as clients of
-                                         other servers spell it
+    guided_json, guided_regex, guided_grammar, guided_choice, structured_outputs      vLLM's
 
-At most one of them. It knows no route, and compiles nothing: what is wrong inside of a schema or grammar is
-reported later, under the name the client used (`Asked.names`).
+At most one of them. It knows no route, and compiles nothing: an error in a schema or grammar is reported
+later, under the name that the client used (`OutputConstraint.names`).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from runtime.protocol.constraint import JSON_KINDS, JSON_OPTIONS
 from runtime.protocol.errors import BadRequest
-from runtime.server.http.left_out import remark
+from runtime.server.http.ignored import remark
 
 ANY_JSON = "$$ANY$$"
 """json_schema of any JSON value (see runtime.grammar)."""
@@ -27,7 +26,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema is kept whatever `strict` says; without one, any JSON is."""
+    """The schema is enforced whatever `strict` is; without one, any JSON is allowed."""
 
     name: str
     schema: dict[str, Any] | bool | None = None
@@ -48,9 +47,9 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """Exactly one of the first block; json_object: true only. The rest as vLLM has it: whitespace_pattern is
-    the pattern of one of the kinds of `whitespace`, disable_any_whitespace is its "compact"; there is nothing
-    to fall back to, so disable_fallback changes nothing."""
+    """Exactly one of the first block; json_object: true only. The rest as in vLLM: whitespace_pattern is the
+    pattern of a kind of `whitespace`, disable_any_whitespace its "compact"; disable_fallback has no
+    effect."""
 
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -66,8 +65,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputFields(msgspec.Struct, kw_only=True):
-    """The fields of a body that this module reads. guided_decoding_backend has no effect: who keeps a
-    constraint changes nothing of what it allows."""
+    """The fields of a body that this module reads. guided_decoding_backend has no effect: all backends allow
+    the same outputs."""
 
     response_format: ResponseFormat | None = None
     regex: str | None = None
@@ -89,7 +88,7 @@ class OutputFields(msgspec.Struct, kw_only=True):
 _values = operator.attrgetter(*OutputFields.__struct_fields__)
 
 
-class Asked(NamedTuple):
+class OutputConstraint(NamedTuple):
     """sampling: keys of sampling_params. names: the runtime's name of the constraint -> the client's, for
     errors."""
 
@@ -109,33 +108,33 @@ _STRUCTURED = {
 }  # fmt: skip
 
 
-def asked(body: OutputFields) -> Asked:
-    """The one constraint of a body. Raises BadRequest where there are several, naming them."""
+def constraint_of(body: OutputFields) -> OutputConstraint:
+    """The only constraint of a body. Raises BadRequest if there are several, naming them."""
     if all(value is None for value in _values(body)):
-        return Asked({}, {})
-    found = [one for one in _found(body) if one[2] is not None]
-    if len(found) > 1:
-        names = " and ".join(place.partition(".")[0] for _, place, _ in found)
+        return OutputConstraint({}, {})
+    specs = [one for one in _specifications(body) if one[2] is not None]
+    if len(specs) > 1:
+        names = [path.partition(".")[0] for _, path, _ in specs]
         raise BadRequest(
-            f"only one constraint can be used at a time, got {names}", where=found[-1][1].partition(".")[0]
+            f"only one constraint can be used at a time, got {' and '.join(names)}", where=names[-1]
         )
-    beside = {word: value for word in JSON_OPTIONS if (value := getattr(body, word)) is not None}
-    beside |= _whitespace(body)
+    options = {name: value for name in JSON_WORDS if (value := getattr(body, name)) is not None}
+    options |= _whitespace(body)
     if body.guided_decoding_backend:
         remark("guided_decoding_backend has no effect")
-    if not found:
-        for word in beside:
-            raise BadRequest("needs a JSON schema or a structural tag", where=word)
-        return Asked({}, {})
-    [(kind, place, spec)] = found
+    if not specs:
+        for name in options:
+            raise BadRequest("needs a JSON schema or a structural tag", where=name)
+        return OutputConstraint({}, {})
+    [(kind, path, spec)] = specs
     if kind not in JSON_KINDS:
-        for word in beside:
-            raise BadRequest(f"needs a JSON schema or a structural tag, not {place}", where=word)
-    return Asked({kind: spec, **beside}, {kind: place} if place != kind else {})
+        for name in options:
+            raise BadRequest(f"needs a JSON schema or a structural tag, not {path}", where=name)
+    return OutputConstraint({kind: spec, **options}, {kind: path} if path != kind else {})
 
 
-def _found(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
-    """(kind, where the client wrote it, specification) of all that is set; the last may be None."""
+def _specifications(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
+    """(kind, path in the body, specification or None) of all that are set."""
     for name, kind in _KINDS:
         if (spec := getattr(body, name)) is not None:
             yield kind, name, spec
@@ -151,27 +150,28 @@ _WHITESPACE = {
     **dict.fromkeys((r"[\n ]*", r"[\n\t ]*", r"[ \n\t]*", r"[ \t\n]*", r"\s*", r"[\s]*", r"[ \t\r\n]*",
                      r"[\n\r\t ]*", r"[ \n\r\t]*"), "flexible"),
 }  # fmt: skip
-"""Patterns for the blanks between the parts of JSON -> the kind of `whitespace` that is meant."""
+"""Patterns for the whitespace between the parts of JSON -> the same as a kind of `whitespace`."""
 
 
 def _whitespace(body: OutputFields) -> dict[str, str]:
-    """The `whitespace` that is asked for in vLLM's words. Raises BadRequest."""
-    given = body.structured_outputs
-    patterns = {"guided_whitespace_pattern": body.guided_whitespace_pattern}
-    if given is not None:
-        patterns["structured_outputs.whitespace_pattern"] = given.whitespace_pattern
+    """The `whitespace` option, under any of its names. Raises BadRequest."""
+    outputs = body.structured_outputs or StructuredOutputs()
+    patterns = {
+        "guided_whitespace_pattern": body.guided_whitespace_pattern,
+        "structured_outputs.whitespace_pattern": outputs.whitespace_pattern,
+    }
     kinds = {}
-    for where, pattern in patterns.items():
+    for path, pattern in patterns.items():
         if pattern is None:
             continue
         if pattern not in _WHITESPACE:
             raise BadRequest(
                 f"is not one of the supported patterns: {', '.join(map(repr, _WHITESPACE))}",
-                where=where,
+                where=path,
                 hint='whitespace is "compact", "single" or "flexible"',
             )
-        kinds[where] = _WHITESPACE[pattern]
-    if given is not None and given.disable_any_whitespace:
+        kinds[path] = _WHITESPACE[pattern]
+    if outputs.disable_any_whitespace:
         kinds["structured_outputs.disable_any_whitespace"] = "compact"
     if body.whitespace is not None:
         kinds["whitespace"] = body.whitespace
@@ -180,29 +180,27 @@ def _whitespace(body: OutputFields) -> dict[str, str]:
     return {"whitespace": next(iter(kinds.values()))} if kinds else {}
 
 
-def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, str, Any]]:
-    if given is None:
+def _structured(outputs: StructuredOutputs) -> Iterator[tuple[str, str, Any]]:
+    path = "structured_outputs"
+    names = [name for name in (*_STRUCTURED, "json_object") if getattr(outputs, name) is not None]
+    if not names and outputs == StructuredOutputs():
         return
-    where = "structured_outputs"
-    found = [name for name in (*_STRUCTURED, "json_object") if getattr(given, name) is not None]
-    if not found and given == StructuredOutputs():
-        return
-    if len(found) != 1:
-        got = f"got {' and '.join(found)}" if found else "got none"
-        raise BadRequest(f"takes one of {', '.join(_STRUCTURED)}, json_object; {got}", where=where)
-    if given.disable_additional_properties:
+    if len(names) != 1:
+        present = " and ".join(names) or "none"
+        raise BadRequest(f"takes one of {', '.join(_STRUCTURED)}, json_object; got {present}", where=path)
+    if outputs.disable_additional_properties:
         raise BadRequest(
             "is not supported",
-            where=f"{where}.disable_additional_properties",
+            where=f"{path}.disable_additional_properties",
             hint="set additionalProperties: false in the schema",
         )
-    [name] = found
+    [name] = names
     if name == "json_object":
-        if not given.json_object:
-            raise BadRequest("must be true, or left out", where=f"{where}.json_object")
-        yield "json_schema", f"{where}.json_object", ANY_OBJECT
+        if not outputs.json_object:
+            raise BadRequest("must be true, or left out", where=f"{path}.json_object")
+        yield "json_schema", f"{path}.json_object", ANY_OBJECT
     else:
-        yield _STRUCTURED[name], f"{where}.{name}", getattr(given, name)
+        yield _STRUCTURED[name], f"{path}.{name}", getattr(outputs, name)
 
 
 _PARTS = {"text": (), "json_object": ("value",), "json_schema": ("json_schema",), "json": ("value",),
@@ -210,25 +208,29 @@ _PARTS = {"text": (), "json_object": ("value",), "json_schema": ("json_schema",)
 
 
 def _formatted(form: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
-    where = "response_format"
+    path = "response_format"
     for name in ("json_schema", "structures", "triggers", "format", "value"):
         if getattr(form, name) is not None and name not in _PARTS[form.type]:
-            raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"{where}.{name}")
+            raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"{path}.{name}")
     match form.type:
         case "regex":
             if not isinstance(form.value, str):
-                raise BadRequest("must be a regular expression", where=f"{where}.value")
-            yield "regex", f"{where}.value", form.value
+                raise BadRequest("must be a regular expression", where=f"{path}.value")
+            yield "regex", f"{path}.value", form.value
         case "json_object" | "json" if form.value is not None:
-            yield "json_schema", f"{where}.value", form.value
+            yield "json_schema", f"{path}.value", form.value
         case "json_object" | "json":
-            yield "json_schema", where, ANY_OBJECT
+            yield "json_schema", path, ANY_OBJECT
         case "json_schema":
             if form.json_schema is None:
-                raise BadRequest("is missing", where=f"{where}.json_schema")
+                raise BadRequest("is missing", where=f"{path}.json_schema")
             schema = form.json_schema.schema
-            yield "json_schema", f"{where}.json_schema.schema", ANY_JSON if schema is None else schema
+            yield "json_schema", f"{path}.json_schema.schema", ANY_JSON if schema is None else schema
         case "structural_tag":
-            facts = {name: getattr(form, name) for name in _PARTS[form.type]}
-            given = {name: value for name, value in facts.items() if value is not None}
-            yield "structural_tag", where, {"type": "structural_tag", **given}
+            yield "structural_tag", path, structural_tag(form, _PARTS[form.type])
+
+
+def structural_tag(form: Any, parts: Sequence[str]) -> dict[str, Any]:
+    """The structural tag of a format that has these `parts` of it as fields."""
+    fields = {name: value for name in parts if (value := getattr(form, name)) is not None}
+    return {"type": "structural_tag", **fields}

@@ -1,6 +1,5 @@
-"""What a request says of tools: which are shown, what makes calls certain, how they are found in a reply.
-
-One place for all APIs. Knows no API.
+"""Tools of a request: which are offered, the constraint on calls, and how calls are recognised in a reply.
+Shared by all APIs; knows none.
 """
 
 from __future__ import annotations
@@ -24,19 +23,17 @@ from runtime.grammar.json_schema.document import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.protocol.model_info import ModelInfo
-from runtime.server.http.error_mapping import FieldNames
+from runtime.server.http.errors import FieldNames
 
 CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
 MAX_CHECKED = 1024
-"""Sets of tools whose schemas are known to be sound, by their digest: an agent sends the same set each time.
-"""
+"""Sets of tools whose schemas are known to be valid, by digest: an agent sends the same set each time."""
 _checked: OrderedDict[bytes, None] = OrderedDict()
 
 
 class ToolUse(NamedTuple):
-    """tools: those that are offered, none where they may not be called. constraint: what the reply must look
-    like. key: the format of the calls; None: they are not looked for. replaced: the request's own word of
-    sampling that the constraint holds as well, or leaves nothing for."""
+    """tools: those that may be called. constraint: on the reply. key: the format of calls; None: they are not
+    recognised. replaced: the request's own constraint, which `constraint` contains or replaces."""
 
     tools: tuple[Tool, ...] = ()
     constraint: ToolConstraint | None = None
@@ -47,67 +44,64 @@ class ToolUse(NamedTuple):
     @staticmethod
     def of(
         model: ModelInfo,
-        given: Sequence[Mapping[str, Any]] | None,
+        offered: Sequence[Mapping[str, Any]] | None,
         choice: str,
         parallel: bool | None,
         messages: Sequence[Message] = (),
-        asked: Mapping[str, Any] = {},
+        sampling: Mapping[str, Any] = {},
     ) -> ToolUse:
-        """`given`: OpenAI's dicts, checked. choice: "auto", "none", "required" or "=NAME". asked: the
-        request's own words of sampling; a JSON schema among them is for a reply that calls nothing. Raises
+        """`offered`: OpenAI's dicts, checked. choice: "auto", "none", "required" or "=NAME". sampling: the
+        request's sampling parameters; a JSON schema among them is for a reply without calls. Raises
         BadRequest."""
-        if not given or choice == "none":
+        if not offered or choice == "none":
             return ToolUse()
-        tools = tools_of(given)
+        tools = tools_of(offered)
         _check(tools)
         detector = None if model.tool_parser is None else detector_of(model.tool_parser)
         constraint = structure_constraint(detector, tools, choice, parallel is not False)
-        own = next((word for word in CONSTRAINTS if asked.get(word) is not None), None)
-        if own is not None and choice == "auto":
-            schema = _schema_of(asked[own]) if own == "json_schema" else None
+        kind = next((kind for kind in CONSTRAINTS if sampling.get(kind) is not None), None)
+        if kind is not None and choice == "auto":
+            schema = _schema_of(sampling[kind]) if kind == "json_schema" else None
             constraint = None
             if schema is not None:
                 constraint = calls_or_json(detector, tools, parallel is not False, schema)
-        elif own is not None and own != "json_schema":
+        elif kind is not None and kind != "json_schema":
             raise BadRequest("cannot be combined with a constraint of the response", where="tool_choice")
         key = model.tool_parser if constraint is None or constraint.key is None else constraint.key
         earlier = sum(len(message.tool_calls) for message in messages)
-        return ToolUse(tools, constraint, key, earlier, None if constraint is None else own)
+        return ToolUse(tools, constraint, key, earlier, None if constraint is None else kind)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Words for the sampling parameters."""
-        words: dict[str, Any] = {} if self.key is None else {"skip_special_tokens": False}
+        values: dict[str, Any] = {} if self.key is None else {"skip_special_tokens": False}
         if self.replaced is not None:
-            words[self.replaced] = None
+            values[self.replaced] = None
         if self.constraint is not None:
-            words[self.constraint.kind] = json.dumps(self.constraint.spec)
-        return words
+            values[self.constraint.kind] = json.dumps(self.constraint.spec)
+        return values
 
     def named(self, names: FieldNames) -> FieldNames:
-        """What the runtime's fields are called in the request, with the constraint under the name of the one
-        that it replaces."""
+        """`names`, with the constraint under the name of the one that it replaces."""
         if self.replaced is None or self.constraint is None:
             return names
         return {**names, self.constraint.kind: names.get(self.replaced, self.replaced)}
 
     def splitter(self, *, whole: bool = False) -> FunctionCallParser | None:
-        """For one reply. whole: calls are given out when they are whole, also where a constraint is sure of
-        them."""
+        """For one reply. whole: calls come whole, even if a constraint makes them certain."""
         if self.key is None:
             return None
         incremental = self.constraint is not None and not whole
         return FunctionCallParser(self.tools, self.key, incremental=incremental)
 
     def new_id(self, index: int, name: str) -> str:
-        """Of a call. Kimi's are numbered through the conversation, and shown to the model again."""
+        """The id of a call. Kimi's are numbered through the conversation, and part of its prompt."""
         if self.key == "kimi_k2":
             return f"functions.{name}:{self.earlier + index}"
         return f"call_{secrets.token_hex(12)}"
 
 
 def _schema_of(spec: Any) -> dict[str, Any] | bool | None:
-    """The JSON schema that a word of sampling says; None: it is wrong, which is told where it is compiled."""
+    """The JSON schema of a sampling parameter; None if it is wrong, which its compilation reports."""
     if spec == ANY_JSON:
         return True
     try:
@@ -118,7 +112,7 @@ def _schema_of(spec: Any) -> dict[str, Any] | bool | None:
 
 
 def _check(tools: Sequence[Tool]) -> None:
-    """Raise BadRequest for parameters that are no JSON schema."""
+    """Raise BadRequest for parameters that are not a JSON schema."""
     digest = blake2b(msgspec.json.encode([tool.parameters for tool in tools]), digest_size=16).digest()
     if digest in _checked:
         return
@@ -131,14 +125,13 @@ def _check(tools: Sequence[Tool]) -> None:
 
 
 def schema_fault(schema: Any) -> str | None:
-    """What is wrong with a JSON schema of draft 2020-12, and where in it; None: nothing. Patterns must be
-    regular expressions of Python; that references are URIs is not asked for: generators write
-    #/$defs/List<Item>."""
+    """What is wrong with a JSON schema of draft 2020-12, with its path; None: nothing. Patterns must be
+    regular expressions of Python; references need not be URIs, since generators write #/$defs/List<Item>."""
     try:
         _metaschema().validate(schema)
     except jsonschema_rs.ValidationError as error:
-        place = "/".join(map(str, error.instance_path))[:200]
-        at = f" (at {place if place.isprintable() else repr(place)})" if place else ""
+        path = "/".join(map(str, error.instance_path))[:200]
+        at = f" (at {path if path.isprintable() else repr(path)})" if path else ""
         return f"{error.message[:200]}{at}"
     except (ValueError, TypeError) as error:  # what JSON cannot hold
         return str(error)[:200]
@@ -147,7 +140,7 @@ def schema_fault(schema: Any) -> str | None:
 
 @cache
 def _metaschema() -> jsonschema_rs.Draft202012Validator:
-    formats = {"regex": _is_pattern, "uri": _any, "uri-reference": _any}
+    formats = {"regex": _is_pattern, "uri": lambda _: True, "uri-reference": lambda _: True}
     return jsonschema_rs.Draft202012Validator(
         {"$ref": "https://json-schema.org/draft/2020-12/schema"},
         validate_formats=True,
@@ -161,8 +154,4 @@ def _is_pattern(text: str) -> bool:
         re.compile(text)
     except (re.error, RecursionError, OverflowError):
         return False
-    return True
-
-
-def _any(text: str) -> bool:
     return True

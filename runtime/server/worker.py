@@ -1,7 +1,7 @@
 """An HTTP worker: a child process with tokenizer, TokenizerManager and web server, and no torch.
 
-It answers from the moment it listens: "being loaded" first, then what the application says, and when it is
-stopped, or something else died, every request in hand gets its answer or the reason why not.
+It answers as soon as it listens: "being loaded" first, then as the application. When it is stopped, or
+another process died, every running request gets its answer or an error.
 """
 
 from __future__ import annotations
@@ -33,22 +33,17 @@ from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.peers import PEER_S, Peers
-from runtime.server.http.serve import make_server
+from runtime.server.http.serve import make_server, new_event_loop
 from runtime.server.native.pages import html_response, wait_page
-from runtime.server.observe.processes import of_group
+from runtime.server.observe.families import of_group
 from runtime.server.observe.tracing import Tracing
 from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
-
-try:
-    import uvloop as loops
-except ImportError:  # it is not built for every system
-    loops = asyncio  # type: ignore[misc]
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 FLUSH_S = 5.0
-"""How long answers to requests that were given up may take to be sent: more than a machine stands still."""
+"""How long error answers may take to be sent at the end."""
 
 
 def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
@@ -66,7 +61,7 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
     listener = socket.socket(fileno=spec.listener)
     tracing = None
     try:
-        if not spec.replaces:  # else others answer meanwhile
+        if not spec.replaces:  # else other workers answer meanwhile
             web.start(listener)
         lifecycle.on_stop(lambda order: web.stop(order, orphaned=lifecycle.orphaned))
         tools = asyncio.run(open_tool_server(spec.server))
@@ -79,7 +74,7 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
         entrance.app = build_app(
             manager,
             spec.server,
-            info=told_options(spec),
+            info=shown_options(spec),
             tools=tools,
             peers=peers,
             leaving=lambda: lifecycle.leaving,
@@ -100,8 +95,8 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
 
 
 def give_back_large_blocks() -> None:
-    """Have memory of long bodies return to the system when they are done with. Else glibc keeps such blocks
-    for later ones, once it has seen some (M_MMAP_THRESHOLD in mallopt(3))."""
+    """Return memory of long bodies to the system when it is freed. Otherwise glibc keeps such blocks after
+    the first ones (M_MMAP_THRESHOLD in mallopt(3))."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
@@ -111,7 +106,7 @@ M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 20
 
 
 class Entrance:
-    """The ASGI application that is there before the real one."""
+    """The ASGI application until the real one is loaded."""
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
@@ -130,7 +125,7 @@ class Entrance:
 
 
 class Web:
-    """uvicorn in a thread of its own, where it leaves the process's signals alone."""
+    """uvicorn in a thread, where it does not change the process's signal handlers."""
 
     def __init__(self, app: ASGIApp, spec: ChildSpec, client: EngineClient, peers: Peers) -> None:
         self._client = client
@@ -145,7 +140,7 @@ class Web:
 
     @property
     def stalled_s(self) -> float:
-        """How long the event loop has not turned."""
+        """How long the event loop has been blocked."""
         if not self._thread.is_alive():
             return 0.0
         return max(0.0, time.monotonic() - self._ticked - TICK_S)
@@ -156,8 +151,8 @@ class Web:
         self._thread.start()
 
     def stop(self, order: Stop, *, orphaned: bool) -> None:
-        """Take no new connection; give requests in hand drain_s, then an error with the reason. A second
-        order counts when it is shorter."""
+        """Accept no new connections; running requests get drain_s, then an error with the reason. A second
+        order replaces the first."""
         why = EngineDead(
             "the server's supervisor died"
             if orphaned
@@ -173,7 +168,7 @@ class Web:
             self._server.should_exit = True
 
     def join(self) -> None:
-        """Wait until it has ended. Raises what ended it before it was stopped."""
+        """Wait for its end. Raises the error that ended it before `stop`."""
         if self._thread.is_alive():
             self._thread.join()
         with self._lock:
@@ -188,7 +183,7 @@ class Web:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=loops.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - raised again by join, in the main thread
             self._error = error
@@ -212,19 +207,18 @@ class Web:
 
 
 async def open_tool_server(config: ServerConfig) -> ToolServer | None:
-    """The one that the options name. MCP servers are asked for their tools. Raises ToolServerError for one
+    """The tool server of the options. MCP servers are asked for their tools. Raises ToolServerError for one
     that does not answer, BadRequest, MissingExtra."""
     if config.tool_server is None:
         return None
     if config.tool_server == "demo":
         return DemoToolServer(config.tool_documents, config.tool_timeout_s)
-    made = MCPToolServer(config.tool_timeout_s, config.tool_timeout_s)
-    await made.add_tool_server(config.tool_server)
-    return made
+    server = MCPToolServer(config.tool_timeout_s, config.tool_timeout_s)
+    await server.add_tool_server(config.tool_server)
+    return server
 
 
-def told_options(spec: ChildSpec) -> Mapping[str, Any]:
-    """The options that the server runs with, but no secrets."""
+def shown_options(spec: ChildSpec) -> Mapping[str, Any]:
     return {
         one.name: value
         for config in (spec.server, spec.engine)

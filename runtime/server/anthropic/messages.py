@@ -1,4 +1,4 @@
-"""Anthropic's messages, blocks and tools as the runtime's own. Checks their shape, not their meaning."""
+"""Anthropic's messages, blocks and tools as the runtime's. Checks only their shape."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from typing import Any
 
 import msgspec
 
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.server.http.body import json_type
-from runtime.server.http.errors import NotSupported
 
 _SILENT = frozenset({"thinking", "redacted_thinking"})
-"""Blocks of earlier replies that templates drop: what was thought before."""
+"""Reasoning blocks of earlier replies, which templates drop."""
 
 
 def messages_of(
     system: str | list[dict[str, Any]] | None, turns: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """The conversation, the system prompt first. A user's tool_result blocks become messages of their own, in
-    front of the user's text. Raises BadRequest with the place of what is wrong."""
+    """The conversation, the system prompt first. A user's tool_result blocks become messages before the
+    user's text. Raises BadRequest with the path of what is wrong."""
     if not turns:
         raise BadRequest("is empty; a conversation has at least one message", where="messages")
     messages: list[Message] = []
@@ -28,56 +27,52 @@ def messages_of(
         text = system if isinstance(system, str) else _joined(system, "system")
         messages.append(Message("system", text))
     for index, one in enumerate(turns):
-        where = f"messages[{index}]"
+        path = f"messages[{index}]"
         if not isinstance(one, Mapping):
-            raise BadRequest(f"a message must be an object, got {json_type(one)}", where=where)
+            raise BadRequest(f"a message must be an object, got {json_type(one)}", where=path)
         match one.get("role"):
             case "user":
-                messages += _user(one.get("content"), where)
+                messages += _user(one.get("content"), path)
             case "assistant":
-                messages.append(_assistant(one.get("content"), where))
+                messages.append(_assistant(one.get("content"), path))
             case "system":
-                content = one.get("content")
-                note = (
-                    content
-                    if isinstance(content, str)
-                    else _joined(_listed(content, where), f"{where}.content")
-                )
-                messages.append(Message("system", note))
+                messages.append(Message("system", _text(one.get("content"), path)))
             case other:
                 raise BadRequest(
-                    f'must be "user", "assistant" or "system", got {other!r:.80}', where=f"{where}.role"
+                    f'must be "user", "assistant" or "system", got {other!r:.80}', where=f"{path}.role"
                 )
     return messages
 
 
-def _user(content: Any, where: str) -> list[Message]:
+def _user(content: Any, path: str) -> list[Message]:
     if isinstance(content, str):
         return [Message("user", content)]
     results: list[Message] = []
     parts: list[dict[str, Any]] = []
-    for block, place in _blocks(content, where):
+    for block, at in _blocks(content, path):
         match block:
             case {"type": "text", "text": str(text)}:
                 parts.append({"type": "text", "text": text})
             case {"type": "image", "source": source}:
-                parts.append({"type": "image_url", "image_url": {"url": _url(source, place)}})
+                parts.append({"type": "image_url", "image_url": {"url": _url(source, at)}})
             case {"type": "tool_result", "tool_use_id": str(identity)}:
-                results.append(Message("tool", _result(block, place), tool_call_id=identity))
+                result = block.get("content")
+                text = "" if result is None else _text(result, at)
+                results.append(Message("tool", text, tool_call_id=identity))
             case _:
-                raise _unknown(block, place)
+                raise _unknown(block, at)
     if all(part["type"] == "text" for part in parts):
         text = "\n\n".join(part["text"] for part in parts)
         return [*results, Message("user", text)] if parts or not results else results
     return [*results, Message("user", parts)]
 
 
-def _assistant(content: Any, where: str) -> Message:
+def _assistant(content: Any, path: str) -> Message:
     if isinstance(content, str):
         return Message("assistant", content)
     texts: list[str] = []
     calls: list[ToolCall] = []
-    for block, place in _blocks(content, where):
+    for block, at in _blocks(content, path):
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
@@ -87,75 +82,64 @@ def _assistant(content: Any, where: str) -> Message:
             case {"type": kind} if kind in _SILENT:
                 continue
             case _:
-                raise _unknown(block, place)
+                raise _unknown(block, at)
     return Message("assistant", "\n\n".join(texts), tool_calls=tuple(calls))
 
 
-def _listed(content: Any, where: str) -> list[Any]:
+def _listed(content: Any, path: str) -> list[Any]:
     if not isinstance(content, list):
         raise BadRequest(
-            f"must be a string or a list of blocks, got {json_type(content)}", where=f"{where}.content"
+            f"must be a string or a list of blocks, got {json_type(content)}", where=f"{path}.content"
         )
     return content
 
 
-def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
-    content = _listed(content, where)
+def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
+    content = _listed(content, path)
     for index, block in enumerate(content):
         if not isinstance(block, dict):
             raise BadRequest(
-                f"a block must be an object, got {json_type(block)}", where=f"{where}.content[{index}]"
+                f"a block must be an object, got {json_type(block)}", where=f"{path}.content[{index}]"
             )
-    return [(block, f"{where}.content[{index}]") for index, block in enumerate(content)]
+    return [(block, f"{path}.content[{index}]") for index, block in enumerate(content)]
 
 
-def _result(block: Mapping[str, Any], where: str) -> str:
-    content = block.get("content")
-    match content:
-        case None:
-            return ""
-        case str():
-            return content
-        case list():
-            return _joined(content, f"{where}.content")
-        case _:
-            raise BadRequest(
-                f"must be a string or a list of blocks, got {json_type(content)}", where=f"{where}.content"
-            )
+def _text(content: Any, path: str) -> str:
+    return content if isinstance(content, str) else _joined(_listed(content, path), f"{path}.content")
 
 
-def _joined(blocks: Sequence[Any], where: str) -> str:
+def _joined(blocks: Sequence[Any], path: str) -> str:
     texts: list[str] = []
     for index, block in enumerate(blocks):
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise BadRequest("only text blocks are supported here", where=f"{where}[{index}]")
+                raise BadRequest("only text blocks are supported here", where=f"{path}[{index}]")
     return "\n\n".join(texts)
 
 
-def _url(source: Any, where: str) -> str:
+def _url(source: Any, path: str) -> str:
     match source:
         case {"type": "url", "url": str(url)}:
             return url
         case {"type": "base64", "media_type": str(media), "data": str(data)}:
             return f"data:{media};base64,{data}"
         case _:
-            raise BadRequest("must be a url or base64 data with its media_type", where=f"{where}.source")
+            raise BadRequest("must be a url or base64 data with its media_type", where=f"{path}.source")
 
 
-def _unknown(block: Mapping[str, Any], where: str) -> BadRequest:
+def _unknown(block: Mapping[str, Any], path: str) -> BadRequest:
     return BadRequest(
-        f"a block of type {block.get('type')!r:.80} is not supported here, or a field is missing", where=where
+        f"a block of type {block.get('type')!r:.80} is not supported here, or a field is missing", where=path
     )
 
 
 def tools_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None
 ) -> tuple[list[dict[str, Any]] | None, str, bool]:
-    """The tools to be shown to the model, in the shape templates know; the choice as ToolUse takes it; and
-    whether several calls may come. Raises BadRequest, NotSupported."""
+    """The tools that the prompt lists, as templates expect them; the choice for ToolUse; and whether calls
+    may be parallel. Raises BadRequest, NotSupported."""
     kind = "auto" if choice is None else choice.get("type")
     if kind not in ("auto", "any", "tool", "none"):
         raise BadRequest(
@@ -175,12 +159,12 @@ def tools_of(
     return (None if kind == "none" else shown), mode, choice.get("disable_parallel_tool_use") is not True
 
 
-def _tool(tool: Any, where: str) -> dict[str, Any]:
+def _tool(tool: Any, path: str) -> dict[str, Any]:
     match tool:
         case {"name": str(name), "input_schema": {**schema}} if name:
             function = {"name": name, "description": tool.get("description") or "", "parameters": schema}
             return {"type": "function", "function": function}
         case {"type": str(kind)} if kind != "custom":
-            raise NotSupported(f"the built-in tool {kind!r:.80} is not available", where=where)
+            raise NotSupported(f"the built-in tool {kind!r:.80} is not available", where=path)
         case _:
-            raise BadRequest('must be {"name", "description", "input_schema"}', where=where)
+            raise BadRequest('must be {"name", "description", "input_schema"}', where=path)

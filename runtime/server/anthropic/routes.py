@@ -13,27 +13,23 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
 from runtime.processes.supervise.logs import REQUEST_ID
-from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
-from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
-from runtime.server.http.sse import closing_stream, event
+from runtime.server.http.sse import event
 from runtime.server.openai.params import check_model
-from runtime.server.replies import follow, parsers, ready, run, shown_marks
+from runtime.server.replies import Generation, continued, shown_marks, thinking_switch
 from runtime.server.tool_use import ToolUse
 
 PREFIXES = ("/v1/messages",)
-"""Paths whose errors look as Anthropic's clients expect."""
+"""Paths whose errors have Anthropic's shape."""
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -51,14 +47,14 @@ _ERROR_TYPES = {
 _NAMES = {
     "max_new_tokens": "max_tokens", "stop": "stop_sequences", "json_schema": "output_config.format.schema",
 }  # fmt: skip
-"""What the runtime's fields are called here, where they have another name."""
-_AS_IT_LIKES = ("adaptive", "between_tools")
-"""Kinds of `thinking` that leave it to the model whether it thinks."""
+"""The runtime's names of fields -> those of these routes."""
+_UP_TO_THE_MODEL = ("adaptive", "between_tools")
+"""Kinds of `thinking` that let the model decide."""
 
 
 class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both routes take. Fields about accounts, caching marks and beta services have no effect: prefixes
-    are kept for later requests without being shown. cache_salt: an extension (see GenerateReqInput)."""
+    """Fields of both routes. Those about accounts, cache hints and beta services have no effect: all prefixes
+    are cached. cache_salt: an extension (see GenerateReqInput)."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -75,8 +71,7 @@ class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MessagesRequest(Prompting):
-    """max_tokens is needed; top_k, stop_sequences and the sampling words are as in Anthropic's reference. The
-    bootstrap fields are not of it: a router sets them (see GenerateReqInput)."""
+    """As in Anthropic's reference; the bootstrap fields are set by a router (see GenerateReqInput)."""
 
     max_tokens: int
     metadata: dict[str, Any] | None = None
@@ -98,8 +93,7 @@ class MessagesRequest(Prompting):
 
 
 class Usage(msgspec.Struct):
-    """input_tokens: prompt tokens that were computed, when the server reports what came from the cache; else
-    all."""
+    """input_tokens: prompt tokens, without those from the cache if the server reports them."""
 
     input_tokens: int
     output_tokens: int
@@ -133,87 +127,77 @@ class AnthropicError(msgspec.Struct):
     request_id: str | None = None
 
 
-OPENAPI = {
-    "POST /v1/messages": Operation(
-        "Chat completion (Anthropic API)",
-        request=MessagesRequest,
-        response=MessageReply,
-        stream=True,
-        errors=(404, 501, 504),
-        error=AnthropicError,
-        tag="anthropic",
-    ),
-    "POST /v1/messages/count_tokens": Operation(
-        "Count the tokens of a conversation",
-        request=Prompting,
-        response=TokenCount,
-        errors=(404, 501),
-        error=AnthropicError,
-        tag="anthropic",
-    ),
-}
+_MESSAGES = Operation(
+    "Chat completion (Anthropic API)",
+    request=MessagesRequest,
+    response=MessageReply,
+    stream=True,
+    errors=(404, 501, 504),
+    error=AnthropicError,
+    tag="anthropic",
+)
+_COUNT = Operation(
+    "Count the tokens of a conversation",
+    request=Prompting,
+    response=TokenCount,
+    errors=(404, 501),
+    error=AnthropicError,
+    tag="anthropic",
+)
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
-    """The error in Anthropic's shape."""
     kind = _ERROR_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(fault)}, "request_id": REQUEST_ID.get()}
 
 
 def fault_event(fault: RuntimeFault) -> bytes:
-    """An error inside a stream."""
     return event(error_body(fault), "error")
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def messages(request: Request) -> Response:
-        job = await ctx.admit(request, MessagesRequest, partial(_Job, ctx))
-        if job.streams:
-            return ctx.event_stream(job.stream(), fault_event)
-        return json_response(await ctx.while_connected(request, job.whole()))
+class Messages(RouteGroup):
+    @serves(_MESSAGES, "POST /v1/messages")
+    async def messages(self, request: Request) -> Any:
+        job = await self._ctx.admit(request, MessagesRequest, partial(_Job, self._ctx))
+        return await self._ctx.reply(request, job, fault_event)
 
-    async def count(request: Request) -> Response:
-        def counted(body: Prompting) -> TokenCount:
-            with mapped_errors(_NAMES):
-                return TokenCount(len(ctx.manager.prompt_ids(GenerateReqInput(**_prompt(ctx, body)[0]))))
+    @serves(_COUNT, "POST /v1/messages/count_tokens")
+    async def count(self, request: Request) -> TokenCount:
+        return await self._ctx.admit(request, Prompting, self._counted, encodes=True)
 
-        return json_response(await ctx.admit(request, Prompting, counted, encodes=True))
-
-    return [
-        Route("/v1/messages", messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count, methods=["POST"]),
-    ]
+    def _counted(self, body: Prompting) -> TokenCount:
+        with mapped_errors(_NAMES):
+            fields, _ = _prompt(self._ctx, body)
+            return TokenCount(len(self._ctx.manager.prompt_ids(GenerateReqInput(**fields))))
 
 
 def _prompt(
-    ctx: ServerContext, body: Prompting, asked: Mapping[str, Any] = {}
+    ctx: ServerContext, body: Prompting, sampling: Mapping[str, Any] = {}
 ) -> tuple[dict[str, Any], ToolUse]:
-    """The conversation's fields of a GenerateReqInput, and what it says of tools. A last assistant message is
-    continued. asked: the request's words of sampling."""
+    """The conversation's fields of a GenerateReqInput, and its tools. A last assistant message is continued.
+    sampling: the request's sampling parameters."""
     adapter = check_model(ctx, body.model)
-    made, switch = _thinking(ctx, body.thinking)
+    fields, variables = _thinking(ctx, body.thinking)
     if adapter is not None:
-        made["lora_path"] = adapter
+        fields["lora_path"] = adapter
     if body.cache_salt is not None:
-        made["cache_salt"] = body.cache_salt
+        fields["cache_salt"] = body.cache_salt
     tools, choice, parallel = tools_of(body.tools, body.tool_choice)
     messages = messages_of(body.system, body.messages)
-    begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    made["messages"] = conversation(messages, continue_final_message=begun)
-    use = ToolUse.of(ctx.model, tools, choice, parallel, messages, asked)
+    fields["messages"] = continued(messages)
+    use = ToolUse.of(ctx.model, tools, choice, parallel, messages, sampling)
     if tools:
-        made["tools"] = tools
-    effort = (body.output_config or {}).get("effort")
-    if effort is not None:
-        switch["reasoning_effort"] = effort
-    if switch:
-        made["template_kwargs"] = switch
-    return made, use
+        fields["tools"] = tools
+    if (effort := (body.output_config or {}).get("effort")) is not None:
+        variables["reasoning_effort"] = effort
+    if variables:
+        fields["template_kwargs"] = variables
+    return fields, use
 
 
 def _thinking(ctx: ServerContext, thinking: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of a GenerateReqInput that `thinking` asks for, and variables of the chat template. Raises
-    BadRequest, NotSupported."""
+    """Fields of a GenerateReqInput for `thinking`, and variables of the chat template. Raises BadRequest,
+    NotSupported."""
     if thinking is None:
         return {}, {}
     thinking = _without_empty(thinking)
@@ -227,23 +211,20 @@ def _thinking(ctx: ServerContext, thinking: dict[str, Any] | None) -> tuple[dict
                     where="thinking",
                     hint="leave it out, or start the server with --reasoning-end TEXT",
                 )
-            fields, on = {"require_reasoning": True, "max_thinking_tokens": budget}, True
+            return {"require_reasoning": True, "max_thinking_tokens": budget}, thinking_switch(ctx, True)
         case {"type": "disabled"} if len(thinking) == 1:
-            fields, on = {}, False
-        case {"type": str(kind)} if kind in _AS_IT_LIKES:
+            return {}, thinking_switch(ctx, False)
+        case {"type": str(kind)} if kind in _UP_TO_THE_MODEL:
             return {}, {}
         case _:
             raise BadRequest(
                 'must be {"type": "enabled", "budget_tokens": N} or {"type": "disabled"}', where="thinking"
             )
-    # Only a checkpoint's own template may know the switch; the others would refuse any variable.
-    own = ctx.model.template_source == "checkpoint jinja"
-    return fields, {"enable_thinking": on} if own else {}
 
 
 def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict[str, Any]:
-    """The constraint among sampling words that output_config asks for, or output_format, its name of before.
-    Raises BadRequest, NotSupported."""
+    """The constraint of output_config or output_format, its older name, as sampling parameters. Raises
+    BadRequest, NotSupported."""
     config = _without_empty(config or {})
     for name in config:
         if name not in ("effort", "format"):
@@ -259,8 +240,8 @@ def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict
         case {"type": "json_schema", "schema": {**schema}, **rest} if not _without_empty(rest):
             return {"json_schema": schema}
         case _:
-            where = "output_config.format" if older is None else "output_format"
-            raise BadRequest('must be {"type": "json_schema", "schema": {...}}', where=where)
+            path = "output_config.format" if older is None else "output_format"
+            raise BadRequest('must be {"type": "json_schema", "schema": {...}}', where=path)
 
 
 def _without_empty(data: Mapping[Any, Any]) -> dict[str, Any]:
@@ -293,7 +274,7 @@ class _Job:
             )
         prompt, self._tools = _prompt(ctx, body, sampling)
         sampling |= self._tools.sampling | shown_marks(ctx)
-        made = GenerateReqInput(
+        request = GenerateReqInput(
             sampling_params=sampling,
             stream=body.stream,
             bootstrap_host=body.bootstrap_host,
@@ -301,12 +282,10 @@ class _Job:
             bootstrap_room=body.bootstrap_room,
             **prompt,
         )
-        self._names = (
-            _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
-        )
-        self._request = ready(ctx, made, self._names)
-        [self._reply] = parsers(ctx, self._request, self._tools)
-        self._thinks = made.require_reasoning is True
+        older = {} if body.output_format is None else {"json_schema": "output_format.schema"}
+        self._generation = Generation(ctx, request, _NAMES | older, self._tools)
+        [self._reply] = self._generation.replies
+        self._thinks = request.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
 
     @property
@@ -315,7 +294,7 @@ class _Job:
 
     async def whole(self) -> MessageReply:
         reply = self._reply
-        await run(self._ctx, self._request, self._names, [reply])
+        await self._generation.run()
         content = [] if reply.reasoning is None else [_thought(reply.reasoning)]
         if reply.content or (reply.reasoning is None and not reply.calls):
             content.append({"type": "text", "text": reply.content})
@@ -325,7 +304,7 @@ class _Job:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         reply, blocks = self._reply, _Blocks(self._tools)
-        async with closing_stream(follow(self._ctx, self._request, self._names, [reply])) as changes:
+        async with self._generation.follow() as changes:
             async for _ in changes:
                 if reply.is_first:
                     head = self._message([], None, None)
@@ -384,7 +363,7 @@ class _Blocks:
         return self._index < 0
 
     def of(self, one: ReplyEvent) -> list[bytes]:
-        """What shows an event of the reply."""
+        """The events of one event of the reply."""
         match one:
             case ReasoningDelta(text=text):
                 return self.add("thinking", text)
@@ -399,7 +378,7 @@ class _Blocks:
         return _call(self._tools.new_id(number, name), name, {})
 
     def kind(self, kind: str) -> list[bytes]:
-        """What makes `kind` the block that is open."""
+        """Open a block of this kind, unless it is open."""
         if kind == self._open:
             return []
         return self._begin(kind, _thought("") if kind == "thinking" else {"type": "text", "text": ""})
@@ -421,7 +400,7 @@ class _Blocks:
 
 
 def _thought(text: str) -> dict[str, Any]:
-    """Nothing signs thoughts here: they are not taken back from clients either."""
+    """Without a signature: thinking that clients send back is ignored."""
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
@@ -430,7 +409,7 @@ def _call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def _read(arguments: str) -> Any:
-    """A call's arguments; of one that was cut off, what there is, as a text."""
+    """A call's arguments; those of a call that was cut off, as a text."""
     try:
         return json.loads(arguments)
     except ValueError:

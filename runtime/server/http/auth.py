@@ -1,5 +1,5 @@
-"""Who may ask: whoever has an API key, sent as a bearer token, and no page of another origin in somebody's
-browser, nor one whose own name was made to lead here (DNS rebinding). Who may give orders: see KeyCheck.
+"""Which requests are accepted: those with an API key, and not those of web pages of other origins, or of
+pages whose host name was made to point here (DNS rebinding). Orders: see KeyCheck.
 """
 
 from __future__ import annotations
@@ -12,57 +12,57 @@ from starlette.datastructures import Headers
 
 from runtime import viewer
 from runtime.config.serving.server import ServerConfig
+from runtime.protocol.errors import Forbidden, ForeignOrigin, Unauthorized, WrongMediaType
 from runtime.server.http.body import is_json
-from runtime.server.http.errors import Forbidden, ForeignOrigin, Unauthorized, WrongMediaType
 from runtime.server.http.keys import Key, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
-"""Asked by load balancers, which hold no key."""
+"""For load balancers, which have no key."""
 _OF_VIEWER = ("sources.json", *viewer.NAMES)
 PAGE_PATHS = frozenset({"/", "/docs", "/viewer", *(f"/viewer/{name}" for name in _OF_VIEWER)})
-"""Pages for browsers, which send no key by themselves. They are the same for all and tell nothing of the
-model; a key is needed for what they show."""
+"""Pages for browsers, which send no key by themselves. They are the same for all clients; what they show
+needs a key."""
 
 
 class KeyCheck:
-    """Lets everybody in where the config has no key.
+    """Accepts every request if the config has no key.
 
-    orders: paths that change the server for everybody. Where there is an admin key, or many clients, they
-    take that key alone; else any that requests need; else they must be JSON, even with no body: no page can
-    send that without asking first (a CORS preflight, which is not granted)."""
+    orders: paths that change the server for all clients. With an admin key, or many clients, they need the
+    admin key; else the key of requests; else they must be JSON, even without a body: web pages cannot send
+    that without a CORS preflight, which is refused."""
 
     def __init__(self, config: ServerConfig, ring: KeyRing, orders: Collection[str] = ()) -> None:
         self._ring, self._orders = ring, frozenset(orders)
         self._open = OPEN_PATHS | PAGE_PATHS | (frozenset() if config.metrics_need_key else {"/metrics"})
-        self._at_home = _is_local(config.host)
+        self._local = _is_local(config.host)
 
     def check(self, method: str, path: str, headers: Headers) -> Key | None:
-        """The key that was sent. Raises Unauthorized unless the request may pass. `x-api-key` is how
-        Anthropic's clients send it."""
+        """The key that was sent, as a bearer token or, by Anthropic's clients, as `x-api-key`. Raises
+        Unauthorized."""
         if path in self._open or method == "OPTIONS":
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         secret = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # Headers are bytes, shown as Latin-1.
-        found = self._ring.find(secret.encode("latin-1")) if secret else None
+        key = self._ring.find(secret.encode("latin-1")) if secret else None
         for_admin = self._ring.orders_need_admin and self._is_order(method, path)
-        if found is None and (self._ring.secured or for_admin):
+        if key is None and (self._ring.secured or for_admin):
             if secret:
                 raise Unauthorized("the API key is invalid", where="authorization")
             what = "the admin key" if for_admin else "an API key"
             hint = "send Authorization: Bearer <key>"
             raise Unauthorized(f"{what} is required", where="authorization", hint=hint)
-        return found
+        return key
 
     def sees_all(self, key: Key | None) -> bool:
-        """Whether whoever has `key` may be shown what others asked: who may give orders; without any keys,
-        who is on this machine."""
+        """Whether a client with `key` may see the requests of others: if it may give orders; without any
+        keys, if it is on this machine."""
         if self._ring.orders_need_admin:
             return key is not None and key.is_admin
-        return key is not None or self._at_home
+        return key is not None or self._local
 
     def check_order(self, method: str, path: str, headers: Headers, key: Key | None) -> None:
-        """Raise Forbidden or WrongMediaType unless whoever has `key` may give this order, if it is one."""
+        """Raise Forbidden or WrongMediaType if this is an order that a client with `key` may not give."""
         if not self._is_order(method, path):
             return
         if self._ring.orders_need_admin and (key is None or not key.is_admin):
@@ -83,19 +83,19 @@ class KeyCheck:
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They change nothing, and what they give a browser shows to pages of allowed origins only."""
+"""They change nothing, and a browser shows their answers only to pages of allowed origins."""
 _PORTS = {"http": 80, "https": 443}
 
 
 class OriginCheck:
-    """Turns away what a browser sends for a page of another origin, unless it is one of `cors_origins`. A
-    browser says so in headers that pages cannot set; other clients send none of them."""
+    """Refuses requests of a browser for a page of another origin that is not in `cors_origins`. Browsers
+    report it in headers that pages cannot set, and other clients do not send."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in config.cors_origins)
 
     def check(self, method: str, headers: Headers) -> None:
-        """Raise ForeignOrigin unless the request may pass."""
+        """Raise ForeignOrigin unless the request is accepted."""
         if method in SAFE_METHODS or "*" in self._allowed:
             return
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -104,7 +104,7 @@ class OriginCheck:
         if site is not None:
             foreign = site.lower() not in ("same-origin", "none")
         else:
-            foreign = origin is not None and not _same_place(origin, headers.get("host", ""))
+            foreign = origin is not None and not _same_server(origin, headers.get("host", ""))
         if foreign:
             raise ForeignOrigin(
                 f"web pages of {origin or 'another origin'!r:.200} are not allowed to call this server",
@@ -114,9 +114,8 @@ class OriginCheck:
 
 
 class HostCheck:
-    """Turns away requests that name the server by another host than those it is known by. An address is what
-    the client connected to; a name may be a page's own, which its DNS leads here. secured: every request
-    needs a key, which no page has."""
+    """Refuses requests that name the server by an unknown host name, which may be a page's whose DNS points
+    here. Addresses are accepted. secured: every request needs a key, which no page has."""
 
     def __init__(self, config: ServerConfig, secured: bool) -> None:
         names = [config.host, *config.allowed_hosts, *(urlsplit(one).hostname for one in config.cors_origins)]
@@ -125,7 +124,7 @@ class HostCheck:
         self._any = not strict or "*" in config.allowed_hosts + config.cors_origins
 
     def check(self, path: str, headers: Headers) -> None:
-        """Raise ForeignOrigin unless the request may pass."""
+        """Raise ForeignOrigin unless the request is accepted."""
         host = headers.get("host")
         if self._any or not host or path in OPEN_PATHS:
             return
@@ -134,7 +133,7 @@ class HostCheck:
         except ValueError:
             full = "."
         name = full.rstrip(".")
-        # Without a dot it is a name of the local network, which no page has.
+        # A name without a dot is one of the local network, which no page has.
         if "." in full and name not in self._names and not _is_local(name) and not _is_address(name):
             raise ForeignOrigin(
                 f"the host name {host!r:.200} is not allowed",
@@ -152,22 +151,22 @@ def _is_address(host: str) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    """Whether it is this machine alone."""
+    """Whether it is a loopback address or name."""
     name = host.lower().strip("[]")
     if name == "localhost" or name.endswith(".localhost"):
         return True
     return _is_address(name) and ipaddress.ip_address(name.partition("%")[0]).is_loopback
 
 
-def _same_place(origin: str, host: str) -> bool:
-    """Whether a page of `origin` was loaded from the server that its request names as `host`."""
+def _same_server(origin: str, host: str) -> bool:
+    """Whether a page of `origin` was loaded from the server `host`."""
     try:
         page = urlsplit(origin.lower())
         here = urlsplit(f"{page.scheme}://{host.lower()}")
-        return page.hostname is not None and _place(page) == _place(here)
+        return page.hostname is not None and _address(page) == _address(here)
     except ValueError:  # a port that is no number
         return False
 
 
-def _place(url: SplitResult) -> tuple[str | None, int | None]:
+def _address(url: SplitResult) -> tuple[str | None, int | None]:
     return url.hostname, url.port or _PORTS.get(url.scheme)

@@ -1,7 +1,9 @@
-"""A request's body: read within its limits, decoded as JSON, and turned into a struct; every refusal says
-what was wrong, and where.
+"""A request's body: read within its limits, decoded as JSON, and converted to a struct. Every error names
+what is wrong, and where. Knows no route.
 
-Knows no route. The JSON is RFC 8259 and strict: one value, UTF-8, no NaN, no key twice in one object.
+The JSON is RFC 8259 and strict: one value, UTF-8, no NaN, no key twice in one object. `admit` bounds the work
+that it asks for before it is decoded: each value costs some microseconds of Python, a number in a list far
+less than a string or an object. The interpreter's lock is never held for long.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import gc
 import json
 import re
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -20,31 +22,132 @@ import msgspec.inspect
 from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
-from runtime.protocol.errors import Aborted, BadRequest
+from runtime.protocol.errors import (
+    Aborted,
+    BadRequest,
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidJson,
+    WrongMediaType,
+)
 from runtime.protocol.registry import near
-from runtime.server.http.admission import SHORT, admit
-from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
-from runtime.server.http.left_out import may_be_left_out
+from runtime.server.http.ignored import may_ignore
+
+SHORT = 16 << 10
+"""Bytes of a body that the event loop itself decodes: it can only have few values."""
+_SEPARATORS = (b",", b":", b"[", b"{")
+_STEP = 256 << 10
+"""Bytes that are scanned at a time: some milliseconds with the interpreter's lock."""
+_BACKSLASH = 0x5C
+
+
+class Weight(NamedTuple):
+    """values: all of them, approximately; strings: those that are not numbers: strings (and names of fields),
+    lists and objects."""
+
+    values: int
+    strings: int
+
+    def plus(self, other: Weight) -> Weight:
+        return Weight(self.values + other.values, self.strings + other.strings)
+
+    def within(self, config: ServerConfig) -> bool:
+        return self.values <= config.max_body_values and self.strings <= config.max_body_strings
+
+
+def admit(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> Weight:
+    """An upper bound of what the body holds. names: of the fields it may have. Raises BodyTooLarge, which
+    names the largest field."""
+    bound = Weight(0, 0)
+    for at in range(0, len(body), _STEP):
+        bound = bound.plus(_count(body[at : at + _STEP]))
+    if bound.within(config):
+        return bound
+    weight = Weight(0, 0)
+    for one in _weights(body):
+        weight = weight.plus(one)
+        if not weight.within(config):
+            raise _too_heavy(weight.values > config.max_body_values, body, config, names)
+    return weight
+
+
+def _count(piece: bytes) -> Weight:
+    """As if all of it were outside of strings."""
+    comma, colon, lists, objects = (piece.count(one) for one in _SEPARATORS)
+    return Weight(comma + colon + lists + objects, piece.count(b'"') // 2 + lists + objects + 1)
+
+
+def _weights(body: bytes) -> Iterator[Weight]:
+    """Of one piece after another, without separators within strings."""
+    within = 0
+    for piece in _pieces(body):
+        parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = _count(b"".join(parts[within::2]))
+        yield Weight(outside.values, outside.strings - 1 + (len(parts) - 1 + within) // 2)
+        within = (within + len(parts) - 1) % 2
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """None ends within an escape."""
+    at = 0
+    while at < len(body):
+        end = min(at + _STEP, len(body))
+        while end < len(body) and body[end - 1] == _BACKSLASH:
+            end += 1
+        yield body[at:end]
+        at = end
+
+
+def _too_heavy(numbers: bool, body: bytes, config: ServerConfig, names: Collection[str]) -> BodyTooLarge:
+    field = _largest(body, names)
+    if numbers:
+        what, hint = f"{config.max_body_values} values", "max_body_values"
+    else:
+        what = f"{config.max_body_strings} strings, names, lists and objects"
+        hint = "max_body_strings"
+    most = "" if field == "body" else f", most of them in {field}"
+    return BodyTooLarge(f"the body has more than {what}{most}", where=field, hint=hint)
+
+
+def _largest(body: bytes, names: Collection[str]) -> str:
+    """The field that holds most; "body" if that is unknown."""
+    try:
+        fields = msgspec.json.decode(body, type=_unread(tuple(sorted(names))))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "body"
+    held = zip(sorted(names), msgspec.structs.astuple(fields), strict=True)
+    sizes = {name: _count(bytes(raw)).values for name, raw in held if raw}
+    return max(sizes, key=sizes.__getitem__, default="body")
+
+
+@lru_cache(maxsize=64)
+def _unread(names: tuple[str, ...]) -> type[Any]:
+    """A struct of these fields, not decoded; all others are skipped."""
+    fields = [(f"f{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
+    return msgspec.defstruct("Unread", fields, rename={f"f{at}": name for at, name in enumerate(names)})
+
 
 T = TypeVar("T")
 
 _PIECE = 64 << 10
-"""Characters that are looked through at once."""
+"""Characters in which lone surrogates are searched at a time."""
 _LONE = re.compile("[\ud800-\udfff]")
 _JSON_TYPE = re.compile(r"application/(?:json|[\w.+-]+\+json)\Z")
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
-
-
-_ONE_BY_ONE = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
-"""The library holds the interpreter's lock while it reads a list of numbers: several long bodies at once
-would keep it from the event loop one after the other."""
-_ORDINARY = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json-short")
+_TYPES: dict[type, str] = {
+    type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string",
+    list: "a list", tuple: "a list",
+}  # fmt: skip
+_LONG_BODIES = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
+"""One thread: msgspec holds the interpreter's lock while it decodes a list of numbers, and several long
+bodies would keep it from the event loop one after another."""
+_BODIES = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json-short")
 _MEDIUM = 1 << 20
-"""Bytes of a body that does not wait for long ones: some 20 ms."""
+"""Bytes of a body that does not wait for long ones: about 20 ms."""
 
 
 async def read_bytes(request: Request, config: ServerConfig) -> bytes:
-    """The whole body. Raises BodyTooLarge, BodyTimeout; Aborted when the client goes."""
+    """The whole body. Raises BodyTooLarge, BodyTimeout; Aborted if the client disconnects."""
     limit = config.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
@@ -72,7 +175,7 @@ async def read_bytes(request: Request, config: ServerConfig) -> bytes:
 
 
 class Body(NamedTuple):
-    """size: bytes. values: how many, roughly."""
+    """size: bytes. values: their number, approximately."""
 
     data: dict[str, Any]
     size: int = 0
@@ -82,9 +185,8 @@ class Body(NamedTuple):
 async def read_body(
     request: Request, config: ServerConfig, *, empty_ok: bool = False, names: Collection[str] = ()
 ) -> Body:
-    """The body, a JSON object. `empty_ok`: no body at all counts as {}. names: of the fields it may have.
-
-    Raises WrongMediaType, BodyTooLarge, BodyTimeout, InvalidJson, BadRequest."""
+    """The body, a JSON object. `empty_ok`: no body counts as {}. names: of the fields it may have. Raises
+    WrongMediaType, BodyTooLarge, BodyTimeout, InvalidJson, BadRequest."""
     body = await read_bytes(request, config)
     if not body and empty_ok:
         return Body({})
@@ -96,20 +198,20 @@ async def read_body(
 
 
 async def decode(body: bytes, config: ServerConfig) -> Any:
-    """The body as JSON; a long one is read beside the event loop. Raises as decode_long."""
+    """The body as JSON; a long one is decoded in a thread. Raises as decode_long."""
     return (await _decoded(body, config, ()))[0]
 
 
 async def _decoded(body: bytes, config: ServerConfig, names: Collection[str]) -> tuple[Any, int]:
-    """With the number of values, roughly."""
+    """With the approximate number of values."""
     if len(body) <= SHORT:
         return decode_json(body, config.max_body_depth), 0
-    pool = _ONE_BY_ONE if len(body) > _MEDIUM else _ORDINARY
+    pool = _LONG_BODIES if len(body) > _MEDIUM else _BODIES
     return await asyncio.get_running_loop().run_in_executor(pool, decode_long, body, config, names)
 
 
 def check_media_type(header: str | None, encoding: str | None = None) -> None:
-    """Raise WrongMediaType unless the headers say JSON in UTF-8, not compressed."""
+    """Raise WrongMediaType unless the body is JSON in UTF-8, not compressed."""
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise WrongMediaType(
             f"is {encoding.strip()!r:.40}", where="content-encoding", hint="send the body as it is"
@@ -127,14 +229,12 @@ def check_media_type(header: str | None, encoding: str | None = None) -> None:
 
 
 def is_json(header: str | None) -> bool:
-    """Whether a Content-Type says JSON."""
     return header is not None and bool(_JSON_TYPE.match(header.partition(";")[0].strip().lower()))
 
 
 def decode_json(body: bytes, max_depth: int) -> Any:
-    """Strict JSON. Lone surrogates (a cut emoji's escape) become U+FFFD, as they do in a tokenizer.
-
-    Raises InvalidJson with line, column and offset; BadRequest for numbers no field can hold."""
+    """Strict JSON. Lone surrogates (escapes of half an emoji) become U+FFFD. Raises InvalidJson with line and
+    column; BadRequest for numbers of more than 64 bits."""
     try:
         data = msgspec.json.decode(body)
         if not _is_exact(data, body):
@@ -149,7 +249,7 @@ def decode_json(body: bytes, max_depth: int) -> Any:
 
 
 def _is_exact(data: Any, body: bytes) -> bool:
-    """Whether msgspec read all of the body: of several values of one key it takes the last. Raises
+    """Whether msgspec has decoded all of the body: of several values of one key it keeps the last. Raises
     OverflowError for an integer of more than 64 bits."""
     msgspec.msgpack.encode(data)
     again = msgspec.json.encode(data)
@@ -160,7 +260,8 @@ def _is_exact(data: Any, body: bytes) -> bool:
 
 
 def _decode_strictly(body: bytes, max_depth: int) -> Any:
-    """decode_json by the standard library: it says where a body is wrong, and can replace lone surrogates."""
+    """decode_json by the standard library, which reports where a body is wrong, and accepts lone
+    surrogates."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -181,8 +282,8 @@ def _decode_strictly(body: bytes, max_depth: int) -> Any:
 
 
 def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
-    """The same for a body that may have many values, and how many it has, roughly. The garbage collector is
-    off meanwhile: it would look through all new objects again and again. Raises BodyTooLarge as well."""
+    """decode_json for a body of many values, with their approximate number, without the garbage collector,
+    which would traverse all new objects again and again. Raises BodyTooLarge, too."""
     values = admit(body, config, names).values
     enabled = gc.isenabled()
     gc.disable()
@@ -193,43 +294,43 @@ def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) 
             gc.enable()
 
 
-def to_struct(data: Any, kind: type[T], where: str = "") -> T:
+def to_struct(data: Any, kind: type[T], path: str = "") -> T:
     """`data` as a `kind`. Ignored are unknown fields with empty values, and null or false for a field with a
-    default that takes neither. Raises BadRequest: the path of the wrong value; for an unknown field the
-    nearest known one. `where`: the path of `data` itself."""
+    default whose type has no such value. Raises BadRequest with the path of the wrong value, for an unknown
+    field with the nearest known one. `path`: of `data` itself."""
     try:
         return msgspec.convert(data, kind, str_keys=True)
     except msgspec.ValidationError as error:
         if not isinstance(data, Mapping) or not issubclass(kind, msgspec.Struct):
-            raise _named(error, where) from None
+            raise _with_path(error, path) from None
     try:
-        return msgspec.convert(_without_empty(data, kind, where), kind, str_keys=True)
+        return msgspec.convert(_without_empty(data, kind, path), kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _named(error, where) from None
+        raise _with_path(error, path) from None
 
 
-def known_fields(data: Mapping[str, Any], known: Set[str], where: str = "") -> Mapping[str, Any]:
-    """The fields that are among `known`. Raises BadRequest for the first other one that may not be left out
-    (see left_out)."""
+def known_fields(data: Mapping[str, Any], known: Set[str], path: str = "") -> Mapping[str, Any]:
+    """The fields that are `known`. Raises BadRequest for the first other one that may not be ignored (see
+    ignored.py)."""
     if data.keys() <= known:
         return data
     fields: dict[str, Any] = {}
     for name, value in data.items():
         if name in known:
             fields[name] = value
-        elif not may_be_left_out(name, value, where):
+        elif not may_ignore(name, value, path):
             meant = near(name, known)
             raise BadRequest(
                 f"unknown field {name[:80]!r}",
-                where=f"{where}.{name[:80]}" if where else name[:80],
+                where=f"{path}.{name[:80]}" if path else name[:80],
                 hint=f"did you mean {meant!r}?" if meant else f"known: {', '.join(sorted(known))}",
             )
     return fields
 
 
 class _Fields(NamedTuple):
-    """A struct's fields as JSON has them. never_null, never_false: may be left out, and take no such value;
-    structs: those that hold another struct, or a list of them."""
+    """A struct's fields by their JSON names. never_null, never_false: optional fields without such a value;
+    structs: fields of another struct, or of a list of one."""
 
     names: frozenset[str]
     never_null: frozenset[str]
@@ -249,9 +350,9 @@ def _fields(kind: type[msgspec.Struct]) -> _Fields:
             never_null.add(one.encode_name)
         if not one.required and not any(isinstance(t, _TAKES_FALSE) for t in types):
             never_false.add(one.encode_name)
-        found = [t.cls for t in types if isinstance(t, msgspec.inspect.StructType)]
-        if len(found) == 1:
-            structs[one.encode_name] = found[0]
+        inner = [t.cls for t in types if isinstance(t, msgspec.inspect.StructType)]
+        if len(inner) == 1:
+            structs[one.encode_name] = inner[0]
     names = frozenset(kind.__struct_encode_fields__)
     closed = facts.forbid_unknown_fields
     return _Fields(names, frozenset(never_null), frozenset(never_false), structs, closed)
@@ -262,7 +363,7 @@ _TAKES_FALSE = (msgspec.inspect.BoolType, msgspec.inspect.AnyType, msgspec.inspe
 
 
 def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
-    """The types that a value may have, and those of a list's items."""
+    """The types of a value, and of a list's items."""
     match kind:
         case msgspec.inspect.UnionType():
             return [each for one in kind.types for each in _alternatives(one)]
@@ -273,10 +374,10 @@ def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
             return [kind]
 
 
-def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
-    """The data without what to_struct ignores."""
+def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
+    """The data without the values that to_struct ignores."""
     facts = _fields(kind)
-    known = known_fields(data, facts.names, where) if facts.closed else data
+    known = known_fields(data, facts.names, path) if facts.closed else data
     kept = {
         name: value
         for name, value in known.items()
@@ -284,39 +385,27 @@ def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], where: s
         and not (value is False and name in facts.never_false)
     }
     for name, inner in facts.structs.items():
-        path = f"{where}.{name}" if where else name
+        field = f"{path}.{name}" if path else name
         value = kept.get(name)
         if isinstance(value, Mapping):
-            kept[name] = _without_empty(value, inner, path)
+            kept[name] = _without_empty(value, inner, field)
         elif isinstance(value, list):
             kept[name] = [
-                _without_empty(item, inner, f"{path}[{index}]") if isinstance(item, Mapping) else item
+                _without_empty(item, inner, f"{field}[{index}]") if isinstance(item, Mapping) else item
                 for index, item in enumerate(value)
             ]
     return kept
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls this value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list() | tuple():
-            return "a list"
-        case _:
-            return "an object"
+    """JSON's name of the type of this value."""
+    return _TYPES.get(type(value), "an object")
 
 
-def _named(error: msgspec.ValidationError, where: str) -> BadRequest:
-    message, _, path = str(error).partition(" - at `")
-    place = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
-    whole = f"{where}.{place}" if where and place else where or place
+def _with_path(error: msgspec.ValidationError, path: str) -> BadRequest:
+    message, _, inner = str(error).partition(" - at `")
+    inner = inner.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
+    whole = f"{path}.{inner}" if path and inner else path or inner
     return BadRequest(message[:1].lower() + message[1:], where=whole or "body")
 
 
@@ -340,8 +429,8 @@ def _whole_number(digits: str) -> int:
 
 
 def _check_depth(data: Any, most: int) -> None:
-    """Raise InvalidJson for a value that is nested deeper. Level by level: the interpreter's lock is let go
-    in between."""
+    """Raise InvalidJson for a value that is nested deeper. Level by level, so that other threads run in
+    between."""
     level = [data] if isinstance(data, (dict, list)) else []
     depth = 0
     while level:

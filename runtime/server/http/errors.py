@@ -3,14 +3,16 @@
     {"error": {"message", "type", "param", "code", "retryable", "request_id"},
      "object": "error", "message", "type", "param", "code"}
 
-The same facts stand twice: OpenAI's clients read the inner object, older ones the outer. Anthropic's own
-shape is made where its routes are. Nothing here knows a route.
+The same facts stand twice: OpenAI's clients read the inner object, older ones the outer. `mapped` gives a
+fault the field names of a client's API: `max_tokens` for `sampling_params.max_new_tokens`. Knows no route.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -20,51 +22,16 @@ from starlette.responses import Response
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import (
     BadRequest,
-    BodyTimeout,
-    BodyTooLarge,
-    Forbidden,
-    ForeignOrigin,
-    InvalidJson,
+    ContextExceeded,
     MethodNotAllowed,
-    ModelNotFound,
-    NoSuchService,
     NotFound,
-    NotSupported,
-    Overloaded,
+    PromptTooLong,
     RateLimited,
     RuntimeFault,
-    Unauthorized,
-    WrongMediaType,
 )
-
-__all__ = [
-    "BodyTimeout",
-    "BodyTooLarge",
-    "Forbidden",
-    "ForeignOrigin",
-    "InvalidJson",
-    "MethodNotAllowed",
-    "ModelNotFound",
-    "NoSuchService",
-    "NotFound",
-    "NotSupported",
-    "Overloaded",
-    "RateLimited",
-    "Unauthorized",
-    "WrongMediaType",
-    "error_body",
-    "error_headers",
-    "error_response",
-    "error_type",
-    "forget_frames",
-    "from_http",
-    "json_response",
-]
 
 RETRY_AFTER_S = 1
 """How long a client is asked to wait when the server is full."""
-
-
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -79,12 +46,11 @@ _TYPES = {
 
 
 def error_type(status: int) -> str:
-    """The family of an error, in the words that OpenAI's clients know."""
+    """The `type` of an error for OpenAI's clients."""
     return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
-    """The error as JSON for native and OpenAI clients."""
     identity = REQUEST_ID.get()
     known = {} if identity is None else {"request_id": identity}
     facts = {
@@ -97,7 +63,6 @@ def error_body(fault: RuntimeFault) -> dict[str, Any]:
 
 
 def error_headers(fault: RuntimeFault) -> dict[str, str]:
-    """Headers that go with the error's status."""
     if fault.status == 401:
         return {"www-authenticate": "Bearer"}
     if isinstance(fault, RateLimited):
@@ -105,21 +70,20 @@ def error_headers(fault: RuntimeFault) -> dict[str, str]:
     if fault.status == 503:
         return {"retry-after": str(RETRY_AFTER_S)}
     if fault.status == 408:
-        return {
-            "connection": "close"
-        }  # the rest of the body may still come, and would be taken for a request
+        # The rest of the body may still come, and would be read as a request.
+        return {"connection": "close"}
     return {}
 
 
 def forget_frames(error: BaseException) -> None:
-    """Once it was answered: an error that somebody keeps refers to the frames it passed, and through them to
-    itself and to the whole request, which would wait for a collection of garbage: a long prompt, for long."""
-    found: BaseException | None = error
+    """Drop the tracebacks of an answered error and its causes. Their frames refer to the error and to the
+    request's prompt, which would live until the next garbage collection."""
+    current: BaseException | None = error
     for _ in range(16):  # errors may be each other's context
-        if found is None:
+        if current is None:
             return
-        found.__traceback__ = None
-        found = found.__cause__ or found.__context__
+        current.__traceback__ = None
+        current = current.__cause__ or current.__context__
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -128,12 +92,11 @@ def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def error_response(fault: RuntimeFault) -> Response:
-    """The answer to a request that failed before anything was sent."""
     return json_response(error_body(fault), fault.status, error_headers(fault))
 
 
 def from_http(error: HTTPException) -> RuntimeFault:
-    """The router's own refusals (no such path, wrong method) as one of ours."""
+    """An error of Starlette's router (no such path, wrong method) as one of ours."""
     match error.status_code:
         case 404:
             return NotFound("no such path", hint="GET /openapi.json lists the paths")
@@ -145,3 +108,40 @@ def from_http(error: HTTPException) -> RuntimeFault:
             return MethodNotAllowed("this path does not support the method", hint=hint)
         case _:
             return BadRequest(error.detail)
+
+
+FieldNames = Mapping[str, str]
+"""The runtime's name of a field -> the client's."""
+_PATH = re.compile(r"(?:sampling_params(?:\[\d+\])?\.)?(\w+)(.*)", re.DOTALL)
+_UNAMBIGUOUS = re.compile(r"\b(?:max_new_tokens|min_new_tokens|sampling_params)\b")
+"""Names that mean nothing else in prose."""
+
+
+def mapped(fault: RuntimeFault, names: FieldNames, context: int | None = None) -> RuntimeFault:
+    """The same fault with the client's names in its path, message and hint. `context`: the most tokens of a
+    request, for clients that look for them when it has more."""
+
+    def renamed(text: str) -> str:
+        return _UNAMBIGUOUS.sub(lambda match: names.get(match[0], match[0]), text)
+
+    path, message = fault.where, fault.message
+    if path is not None and (match := _PATH.fullmatch(path)) is not None:
+        name = match[1]
+        path = names.get(name, name) + match[2]
+        if message.startswith(f"{name} "):
+            message = names.get(name, name) + message[len(name) :]
+    hint = None if fault.hint is None else renamed(fault.hint)
+    message = renamed(message)
+    if isinstance(fault, PromptTooLong) and context is not None:
+        text = f"This model's maximum context length is {context} tokens: {message}"
+        return ContextExceeded(text, where=path, hint=hint)
+    return type(fault)(message, where=path, hint=hint)
+
+
+@contextmanager
+def mapped_errors(names: FieldNames, context: int | None = None) -> Iterator[None]:
+    """Raise faults of the block with the client's names (see `mapped`)."""
+    try:
+        yield
+    except RuntimeFault as fault:
+        raise mapped(fault, names, context) from fault

@@ -1,16 +1,17 @@
-"""Gate: what every request passes before its route, and every answer after it.
-
-Counts, lets in or turns away (API key, foreign pages, requests at once), and turns what a route raises into
-an answer. Knows no route; how an error looks is a table of path prefixes.
+"""Gate: the middleware that every request and answer passes. It counts, checks (API key, origin, concurrent
+requests), logs, and turns errors into answers. Knows no route; shapes of errors are a table of path prefixes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -20,39 +21,38 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest, flow_label
 from runtime.processes.frontend.encoding import Shares
-from runtime.processes.supervise.logs import REQUEST_ID
-from runtime.protocol.errors import InternalFault, RuntimeFault
+from runtime.processes.supervise.logs import ACCESS, FIELDS, REQUEST_ID
+from runtime.protocol.errors import InternalFault, Overloaded, RuntimeFault
 from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
-from runtime.server.http.errors import (
-    Overloaded,
-    error_body,
-    error_headers,
-    forget_frames,
-    from_http,
-    json_response,
-)
+from runtime.server.http.errors import error_body, error_headers, forget_frames, from_http, json_response
+from runtime.server.http.ignored import IgnoredFields, open_record
 from runtime.server.http.keys import KeyRing
-from runtime.server.http.left_out import LeftOut, open_list
 from runtime.server.http.metrics import HttpMetrics
-from runtime.server.observe.access import HEADER, request_id, say
 from runtime.server.observe.tracing import Tracing
 
 logger = logging.getLogger(__name__)
+access_log = logging.getLogger(ACCESS)
 
 ErrorShape = Callable[[RuntimeFault], Mapping[str, Any]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+"""Labels of metrics; others are "other", since clients can send any method."""
 WORK = frozenset({"POST", "PUT"})
 """Methods of requests that count against a key's limits."""
 FLOW_HEADER = "x-sglang-dsl-flow"
-"""Which of its own clients a request is for: sent by a router or gateway. Who has a key of its own is one
-client, whatever it sends."""
+"""The client of a router or gateway for which a request is. A key of a client overrides it."""
 UNLIMITED = OPEN_PATHS | {"/metrics"}
 """Paths that are answered however busy the server is."""
 
 
+HEADER = "x-request-id"
+MAX_ID = 100
+"""Characters of a client's id, at most: with its name it fits into an exemplar (OpenMetrics 1.0: 128)."""
+_ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_ID}}}")
+
+
 class Gate:
-    """An ASGI application around the router. `shapes`: (path prefix, error as JSON); others look the common
-    way. ring: the keys; None: those of the config. orders: see KeyCheck."""
+    """An ASGI application around the router. `shapes`: (path prefix, function for the body of an error) for
+    other shapes than the common one. ring: the keys; None: those of the config. orders: see KeyCheck."""
 
     def __init__(
         self,
@@ -78,7 +78,6 @@ class Gate:
 
     @property
     def active(self) -> int:
-        """Requests that are being answered."""
         return self._active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,32 +86,30 @@ class Gate:
             return
         token = REQUEST_ID.set(identity := request_id(Headers(scope=scope).get(HEADER)))
         header = HEADER.encode(), identity.encode()
-        # Whoever passes the request on passes on its id.
+        # What passes the request on passes on its id.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != header[0]] + [header]
-        scope["app"] = self  # the router raises its refusals for an application, instead of answering them
-        sent = _Sent(send, header, open_list(self._ignore))
+        scope["app"] = self  # for an application, Starlette's router raises errors instead of answering them
+        sent = _Sent(send, header, open_record(self._ignore))
         began = time.monotonic()
         self._active += 1
         self._metrics.began()
         try:
-            with self._traced(scope) as span:
+            tracing = None if scope["path"] in UNLIMITED else self._tracing
+            with contextlib.nullcontext() if tracing is None else tracing.request(scope) as span:
                 try:
                     await self._answer(scope, receive, sent)
                 finally:
                     self._active -= 1
-                    method, path, took = _method(scope), _template(scope), max(0.0, time.monotonic() - began)
-                    self._metrics.ended(method, path, sent.status, took)
-                    say(scope, sent.status, took, sent.size)
-                    if self._tracing is not None and span is not None:
-                        self._tracing.answered(span, method, path, sent.status)
+                    method = scope["method"] if scope["method"] in METHODS else "other"
+                    route = scope.get("route")
+                    path = "other" if route is None else str(route.path)
+                    seconds = max(0.0, time.monotonic() - began)
+                    self._metrics.ended(method, path, sent.status, seconds)
+                    log_access(scope, sent.status, seconds, sent.size)
+                    if tracing is not None:
+                        tracing.answered(span, method, path, sent.status)
         finally:
             REQUEST_ID.reset(token)
-
-    def _traced(self, scope: Scope) -> contextlib.AbstractContextManager[Any]:
-        """Gives the span; None: it is not traced."""
-        if self._tracing is None or scope["path"] in UNLIMITED:
-            return contextlib.nullcontext()
-        return self._tracing.request(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, sent: _Sent) -> None:
         path = scope["path"]
@@ -125,7 +122,9 @@ class Gate:
             if key is None or key.client is None:
                 flow = headers.get(FLOW_HEADER)
                 client = Client(
-                    _peer(scope), sees_all=self._keys.sees_all(key), flow=flow_label(flow) if flow else None
+                    scope["client"][0] if scope.get("client") else "",
+                    sees_all=self._keys.sees_all(key),
+                    flow=flow_label(flow) if flow else None,
                 )
             else:
                 client = key.client
@@ -135,7 +134,9 @@ class Gate:
                     f"too many concurrent requests; at most {self._limit} are allowed",
                     hint="try again; max_concurrent_requests",
                 )
-            if path in self._orders or scope["method"] not in WORK or _ends_work(path):
+            # Clients at their limit must be able to cancel requests.
+            cancels = path == "/abort_request" or path.endswith("/cancel")
+            if path in self._orders or scope["method"] not in WORK or cancels:
                 await self._app(scope, receive, sent)
                 return
             sent.headers = client.headers
@@ -152,7 +153,7 @@ class Gate:
         except RuntimeFault as fault:
             await self._refuse(fault, scope, receive, sent)
         except Exception as error:
-            # A defect: the client gets no details of the inside, the log has all.
+            # A defect: the details are only in the log.
             logger.exception("%s %s failed", scope["method"], path)
             defect = InternalFault(
                 f"the server failed to answer: {type(error).__name__}", hint="a defect; see the server's log"
@@ -182,8 +183,8 @@ class Gate:
 
 
 class _Body:
-    """Passes on what is received, and holds room for it as long as the request is in hand: what was read of
-    the body lives on in what is made of it."""
+    """Passes on what is received, and counts it against `shares` until the request ends: the body's values
+    live as long."""
 
     def __init__(self, receive: Receive, shares: Shares, client: str) -> None:
         self._receive, self._shares, self._client = receive, shares, client
@@ -203,11 +204,11 @@ class _Body:
 
 
 class _Sent:
-    """Passes on what is sent, with one header more and a warning of what was left out, and remembers status
-    and size of the body. headers: what each answer says besides."""
+    """Passes on what is sent, with `header`, a warning of ignored fields and the client's `headers`;
+    remembers status and size of the body."""
 
-    def __init__(self, send: Send, header: tuple[bytes, bytes], left_out: LeftOut) -> None:
-        self._send, self._header, self._left_out = send, header, left_out
+    def __init__(self, send: Send, header: tuple[bytes, bytes], ignored: IgnoredFields) -> None:
+        self._send, self._header, self._ignored = send, header, ignored
         self.status: int | None = None
         self.headers: Callable[[], Mapping[str, str]] = dict
         self.size = 0
@@ -217,7 +218,7 @@ class _Sent:
             self.status = int(message["status"])
             others = [pair for pair in message.get("headers", ()) if pair[0].lower() != self._header[0]]
             added = [(name.encode(), value.encode()) for name, value in self.headers().items()]
-            if (warning := self._left_out.header()) is not None:
+            if (warning := self._ignored.header()) is not None:
                 added.append((b"warning", warning))
             message = {**message, "headers": [*others, *added, self._header]}
         else:
@@ -225,22 +226,24 @@ class _Sent:
         await self._send(message)
 
 
-def _peer(scope: Scope) -> str:
-    """The address of whoever is connected: a client without a key of its own."""
-    return scope["client"][0] if scope.get("client") else ""
+def request_id(header: str | None) -> str:
+    """The client's own if it is a plain word; else a new one."""
+    return header if header is not None and _ID.fullmatch(header) else os.urandom(16).hex()
 
 
-def _ends_work(path: str) -> bool:
-    """Whether it is asked to stop something. Who has as many requests as are allowed must be able to."""
-    return path == "/abort_request" or path.endswith("/cancel")
-
-
-def _method(scope: Scope) -> str:
-    """Clients may invent methods without end; a label must not follow them."""
-    return scope["method"] if scope["method"] in METHODS else "other"
-
-
-def _template(scope: Scope) -> str:
-    """The route's path, parameters unfilled; "other" for paths that do not exist, which are endless."""
-    route = scope.get("route")
-    return "other" if route is None else str(route.path)
+def log_access(scope: Scope, status: int | None, seconds: float, size: int) -> None:
+    """One line, if these are logged. status: None if the client disconnected before an answer; size: bytes of
+    the answer's body. Queries may contain secrets, and are not logged."""
+    if access_log.disabled or not access_log.isEnabledFor(logging.INFO):
+        return
+    client = scope.get("client")
+    facts: dict[str, Any] = {
+        "client": None if client is None else client[0],
+        "method": scope["method"],
+        "path": quote(scope["path"]),
+        "status": status or 499,
+        "duration_ms": round(seconds * 1000, 3),
+        "bytes": size,
+    }
+    access_log.info("%(client)s %(method)s %(path)s %(status)d %(duration_ms).1f ms %(bytes)d bytes", facts,
+             extra={FIELDS: facts})  # fmt: skip

@@ -1,8 +1,8 @@
-"""What GET /metrics returns: the HTTP processes' counters, and the scheduler's state at the moment of asking.
+"""GET /metrics: the HTTP processes' counters, and the scheduler's state at the time of the scrape.
 
-Names follow the field's usage, under the prefix `sglang_dsl:`. One registry per application; nothing global.
-Several HTTP processes count in files of one folder, as prometheus_client's multiprocess mode has it: whoever
-is asked adds up all of them, those that died included.
+Names are sglang's, under the prefix `sglang_dsl:`. There is one registry per application. Several HTTP
+processes count in files of one folder (prometheus_client's multiprocess mode); each answers with the sum of
+all, including those that have died.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -29,20 +29,27 @@ from prometheus_client.registry import Collector
 
 from runtime.processes.frontend.client import Begun, Observer
 from runtime.protocol.errors import Aborted, RuntimeFault
-from runtime.server.http.keys import KeyMetrics, KeyRing
-from runtime.server.observe.exemplars import Exemplars, labels_here
-from runtime.server.observe.metric_names import PREFIX, with_aliases
-from runtime.server.observe.processes import Processes, ProcessMetrics
+from runtime.server.http.keys import KeyRing
+from runtime.server.observe.families import (
+    PREFIX,
+    Exemplars,
+    Processes,
+    ProcessMetrics,
+    labels_here,
+    with_aliases,
+)
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder in which several processes count."""
 FLUSH_S = 1.0
 
+M = TypeVar("M", Counter, Gauge, Histogram)
+_DURATION = "http_request_duration_seconds"
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOKENS = tuple(float(10**power * digit) for power in range(6) for digit in (1, 2, 5))
 _LONG = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
-# What the scheduler's state says, under the same name: name -> help. A name that it does not say is left out.
+# Fields of the scheduler's state -> help. Those that it does not have are left out.
 _GAUGES = {
     "num_running_reqs": "Requests being computed",
     "num_queue_reqs": "Requests waiting for a place",
@@ -96,8 +103,6 @@ _TOTALS = {
     "spec_drafted_tokens_total": "Tokens guessed",
     "spec_accepted_tokens_total": "Tokens guessed that were right",
 }
-
-
 _HISTOGRAMS = {
     "grammar_compile_seconds": "Compilations of constraints",
     "grammar_mask_seconds": "Filling the masks of one step",
@@ -105,70 +110,72 @@ _HISTOGRAMS = {
 _REFUSALS = "num_grammar_refused_total", "Constraints that could not be compiled, by kind and error code"
 
 
+class Families:
+    """Creates the metrics of one registry, with common labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self.registry, self.labels = registry, dict(labels)
+        self.values = tuple(labels.values())
+
+    def counter(self, name: str, help: str, *more: str) -> Counter:
+        """With `more` labels; without, the only child."""
+        return self._child(Counter(PREFIX + name, help, (*self.labels, *more), registry=self.registry), more)
+
+    def gauge(self, name: str, help: str, *more: str) -> Gauge:
+        names, registry = (*self.labels, *more), self.registry
+        gauge = Gauge(PREFIX + name, help, names, registry=registry, multiprocess_mode="livesum")
+        return self._child(gauge, more)
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float], *more: str) -> Histogram:
+        names = (*self.labels, *more)
+        return self._child(
+            Histogram(PREFIX + name, help, names, registry=self.registry, buckets=buckets), more
+        )
+
+    def _child(self, metric: M, more: Sequence[str]) -> M:
+        return metric if more else metric.labels(*self.values)
+
+
 class HttpMetrics:
     """Requests and answers, by path template."""
 
-    def __init__(
-        self, registry: CollectorRegistry, labels: Mapping[str, str], exemplars: Exemplars | None = None
-    ) -> None:
-        names = (*labels, "method", "endpoint")
-        self._labels = dict(labels)
-        self._requests = Counter(f"{PREFIX}http_requests", "HTTP requests", names, registry=registry)
-        self._responses = Counter(
-            f"{PREFIX}http_responses",
-            "HTTP answers by status",
-            (*names, "status_code"),
-            registry=registry,
+    def __init__(self, families: Families, exemplars: Exemplars | None = None) -> None:
+        self._families, self._exemplars = families, exemplars
+        names = ("method", "endpoint")
+        self._requests = families.counter("http_requests", "HTTP requests", *names)
+        self._responses = families.counter("http_responses", "HTTP answers by status", *names, "status_code")
+        self._active = families.gauge("http_requests_active", "HTTP requests being answered")
+        self._seconds = families.histogram(
+            _DURATION, "From a request's headers to the end of its answer", _LONG, *names
         )
-        self._active = Gauge(
-            f"{PREFIX}http_requests_active",
-            "HTTP requests being answered",
-            tuple(labels),
-            registry=registry,
-            multiprocess_mode="livesum",
-        ).labels(**labels)
-        self._exemplars = exemplars
         self._children: dict[tuple[str, str, str], tuple[Counter, Counter, Histogram]] = {}
-        self._seconds = Histogram(
-            f"{PREFIX}http_request_duration_seconds",
-            "From a request's headers to the end of its answer",
-            names,
-            registry=registry,
-            buckets=_LONG,
-        )
 
     def began(self) -> None:
         self._active.inc()
 
     def ended(self, method: str, endpoint: str, status: int | None, seconds: float) -> None:
-        """status: None where the client went before there was an answer."""
-        labels = {**self._labels, "method": method, "endpoint": endpoint}
+        """status: None if the client disconnected before an answer."""
+        labels = {**self._families.labels, "method": method, "endpoint": endpoint}
         key = method, endpoint, str(status or 499)
-        found = self._children.get(key)
-        if found is None:
+        children = self._children.get(key)
+        if children is None:
             answers = self._responses.labels(**labels, status_code=key[2])
-            found = self._requests.labels(**labels), answers, self._seconds.labels(**labels)
-            self._children[key] = found
+            children = self._requests.labels(**labels), answers, self._seconds.labels(**labels)
+            self._children[key] = children
         self._active.dec()
-        found[0].inc()
-        found[1].inc()
-        found[2].observe(seconds)
+        requests, answers, durations = children
+        requests.inc()
+        answers.inc()
+        durations.observe(seconds)
         if self._exemplars is not None:
-            name = f"{PREFIX}http_request_duration_seconds"
-            self._exemplars.put(name, _LONG, labels, seconds, labels_here())
+            self._exemplars.put(PREFIX + _DURATION, _LONG, labels, seconds, labels_here())
 
 
 class RequestMetrics(Observer):
-    """An observer of the frontend: what becomes of the requests it carries. Safe from any thread."""
+    """An observer of the frontend: the requests of this process. Safe from any thread."""
 
-    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], exemplars: Exemplars) -> None:
-        def counter(name: str, help: str) -> Counter:
-            return Counter(PREFIX + name, help, tuple(labels), registry=registry).labels(**labels)
-
-        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(PREFIX + name, help, tuple(labels), registry=registry, buckets=buckets)
-            return made.labels(**labels)
-
+    def __init__(self, families: Families, exemplars: Exemplars) -> None:
+        counter, histogram = families.counter, families.histogram
         self.requests = counter("num_requests", "Requests that ended, however")
         self.aborted = counter("num_aborted_requests", "Requests that were cancelled")
         self.failed = counter("num_failed_requests", "Requests that ended with an error other than that")
@@ -183,31 +190,27 @@ class RequestMetrics(Observer):
         )
         self.whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", _LONG)
         self.queue = histogram("queue_time_seconds", "In the scheduler's queue", _LONG)
-        self._finished = Counter(
-            f"{PREFIX}num_finished_requests",
-            "Requests that ended, by reason: stop, length, abort or error",
-            (*labels, "finished_reason"),
-            registry=registry,
-        )
+        self._finished = counter(
+            "num_finished_requests", "Requests that ended, by reason: stop, length, abort or error",
+            "finished_reason",
+        )  # fmt: skip
         self._sizes = {
             "prompt_tokens": histogram("request_prompt_tokens", "Tokens of a request's prompt", _TOKENS),
             "completion_tokens": histogram(
                 "request_generation_tokens", "Tokens generated for a request", _TOKENS
             ),
         }
-        self._labels, self._exemplars = dict(labels), exemplars
-        self._known: dict[str, dict[str, str]] = {}
-        self._values = tuple(labels.values())
-        self._stages = Histogram(
-            f"{PREFIX}per_stage_req_latency_seconds",
+        self._stages = histogram(
+            "per_stage_req_latency_seconds",
             "Of a request: in the queue, until its first token, and from there to its end",
-            (*labels, "stage"),
-            registry=registry,
-            buckets=_LONG,
+            _LONG,
+            "stage",
         )
+        self._labels, self._values, self._exemplars = families.labels, families.values, exemplars
+        self._known: dict[str, dict[str, str]] = {}
 
     def on_begin(self, request: Begun) -> None:
-        """Counted at its end. Called where the HTTP request is known, unlike what follows."""
+        """It is counted at its end. Only here the HTTP request is known."""
         if here := labels_here():
             self._known[request.rid] = here
 
@@ -243,9 +246,9 @@ class RequestMetrics(Observer):
     def on_abort(self, request: Begun, fault: RuntimeFault | None, seconds: float) -> None:
         self.inter_token.flush()
         self.requests.inc()
-        gone = fault is None or fault.code == Aborted.code
-        (self.aborted if gone else self.failed).inc()
-        self._finished.labels(*self._values, "abort" if gone else "error").inc()
+        cancelled = fault is None or fault.code == Aborted.code
+        (self.aborted if cancelled else self.failed).inc()
+        self._finished.labels(*self._values, "abort" if cancelled else "error").inc()
         self._known.pop(request.rid, None)
 
     def _remember(self, name: str, request: Begun, seconds: float) -> None:
@@ -254,8 +257,8 @@ class RequestMetrics(Observer):
 
 
 class Latencies:
-    """Takes many equal values at once, and hands them to a histogram now and then: every streamed token is
-    one."""
+    """Collects equal values, and adds them to a histogram now and then: there is one for each streamed
+    token."""
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
         self._histogram: Any = histogram
@@ -277,7 +280,7 @@ class Latencies:
             counts, total = self._counts, self._sum
             self._empty()
         self._flushed = time.monotonic()
-        # Its own observe() takes one value at a time.
+        # Histogram.observe() adds one value at a time.
         self._histogram._sum.inc(total)
         for bucket, count in zip(self._histogram._buckets, counts, strict=True):
             if count:
@@ -288,7 +291,7 @@ class Latencies:
 
 
 class SchedulerState(Collector):
-    """The scheduler's state as it was reported last."""
+    """The scheduler's state at the last scrape."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._names, self._values = tuple(labels), tuple(labels.values())
@@ -317,43 +320,47 @@ class SchedulerState(Collector):
         yield refused
 
     def _histogram(self, name: str, help: str, state: Mapping[str, Any]) -> Metric:
-        made = HistogramMetricFamily(PREFIX + name, help, labels=self._names)
+        family = HistogramMetricFamily(PREFIX + name, help, labels=self._names)
         buckets = [("+Inf" if bound is None else str(bound), count) for bound, count in state["buckets"]]
-        made.add_metric(self._values, buckets, state["sum"])
-        return made
+        family.add_metric(self._values, buckets, state["sum"])
+        return family
 
     def _metric(self, kind: Any, name: str, help: str, value: float) -> Metric:
-        made: Any = kind(PREFIX + name, help, labels=self._names)
-        made.add_metric(self._values, float(value))
-        return cast(Metric, made)
+        family: Any = kind(PREFIX + name, help, labels=self._names)
+        family.add_metric(self._values, float(value))
+        return cast(Metric, family)
 
 
 class Metrics(Collector):
-    """Everything that the HTTP processes count. `requests` is an observer for this one's frontend. aliases:
-    the servers under whose names it is told, too (metric_names)."""
+    """All metrics of the HTTP processes. `requests` is an observer for the frontend. aliases: servers whose
+    names the metrics have, too (see families.py)."""
 
     def __init__(
         self, model: str, aliases: Sequence[str] = (), processes: Processes = lambda: {"server": os.getpid()}
     ) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._labels = labels = {"model_name": model}
+        registry = CollectorRegistry()
+        self._families = families = Families(registry, {"model_name": model})
         self._aliases, self._exemplars = aliases, Exemplars()
-        self.http = HttpMetrics(registry, labels, self._exemplars)
-        self.requests = RequestMetrics(registry, labels, self._exemplars)
-        self._scheduler, self._processes = SchedulerState(labels), ProcessMetrics(processes)
+        self.http = HttpMetrics(families, self._exemplars)
+        self.requests = RequestMetrics(families, self._exemplars)
+        self._scheduler, self._processes = SchedulerState(families.labels), ProcessMetrics(processes)
         self._counts: Collector = registry
-        self.kept = {
-            name: Gauge(
-                PREFIX + name, help, tuple(labels), registry=registry, multiprocess_mode="livesum"
-            ).labels(**labels)
-            for name, help in _KEPT.items()
-        }
+        self.kept = {name: families.gauge(name, help) for name, help in _KEPT.items()}
         if FOLDER in os.environ:
             self._counts = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
 
     def observe_keys(self, ring: KeyRing) -> None:
-        """Tell what each of its keys has used."""
-        ring.tell = KeyMetrics(self._registry, PREFIX, self._labels)
+        kinds: dict[str, Counter | Gauge] = {
+            "requests": self._families.counter("key_requests", "Requests of an API key", "key"),
+            "tokens": self._families.counter("key_tokens", "Tokens that it used", "key"),
+            "refused": self._families.counter("key_refused", "Its requests beyond a limit", "key"),
+            "running": self._families.gauge("key_running", "Its requests in hand", "key"),
+        }
+
+        def report(name: str, kind: str, count: int) -> None:
+            kinds[kind].labels(*self._families.values, name).inc(count)
+
+        ring.report = report
 
     def collect(self) -> Iterator[Metric]:
         counts = self._exemplars.on(self._counts.collect())
@@ -361,12 +368,12 @@ class Metrics(Collector):
         yield from self._processes.collect()
 
     def render(self, state: Mapping[str, Any] | None, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type: OpenMetrics, with exemplars, where the header Accept asks for
-        it. state: the scheduler's, None where it did not answer."""
+        """The exposition and its content type: OpenMetrics, with exemplars, if the header Accept asks for it.
+        state: the scheduler's, None if it did not answer."""
         self.requests.inter_token.flush()
         self._scheduler.update(state)
         if "application/openmetrics-text" in accept:
             # Names as they are: other escapings replace their colons.
-            made = openmetrics.generate_latest(self, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
-            return made, openmetrics.CONTENT_TYPE_LATEST
+            text = openmetrics.generate_latest(self, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return text, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self), CONTENT_TYPE_LATEST

@@ -1,7 +1,5 @@
-"""The OpenAPI 3.1 document, made from the tables that stand next to the routes.
-
-Every module of routes has `OPENAPI: dict[str, Operation]`, keyed by "METHOD /path". Nothing here knows a
-route; what a table leaves out is not documented.
+"""The OpenAPI 3.1 document, built from the operations of all routes: "METHOD /path" -> Operation. Knows no
+route.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ from runtime.server.http.errors import error_type
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one method of one path takes and gives.
+    """The description of one method of one path.
 
-    request     a msgspec type, a Body or a ready JSON schema of the body; None: no body
+    request     a msgspec type, a Body or a JSON schema of the body; None: no body
     response    a msgspec type or schema of the answer with `status`; None: any JSON; "text": plain text
-    stream      the same path can answer with server-sent events, when the request says "stream": true
-    lines       it can answer with lines of JSON, each an answer
-    empty_ok    the body may be left out
+    stream      the answer may be server-sent events, with "stream": true
+    lines       the answer may be lines of JSON
+    empty_ok    the body is optional
     errors      statuses of errors besides those that every path has (401, 413, 500, 503, ...)
-    query       query parameter -> JSON schema; path parameters are found in the path
+    query       query parameter -> JSON schema; path: the same for parameters of the path
     error       the schema of an error's body; None: the common shape
     plain_errors  errors may also be plain text
     """
@@ -48,14 +46,13 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body's schema that is not quite a struct's: see `body_schema`."""
+    """A body's schema that differs from a struct's: see `body_schema`."""
 
     schema: dict[str, Any]
     components: dict[str, Any]
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the fields."""
         return frozenset(self.schema["properties"])
 
 
@@ -66,27 +63,27 @@ def body_schema(
     plus: Mapping[str, Any] | None = None,
     types: Mapping[str, Any] | None = None,
 ) -> Body:
-    """The schema of a struct as clients may send it: without its tag and the fields of `without`, with the
-    fields of `plus`, and with the schemas of `types` instead of the annotations'."""
+    """The schema of a struct as clients send it: without its tag and the fields of `without`, with the fields
+    of `plus`, and with the schemas of `types` instead of those of the annotations."""
     (reference,), components = msgspec.json.schema_components([kind], ref_template=_REF)
-    own = components.pop(reference["$ref"].rsplit("/", 1)[1])
+    struct = components.pop(reference["$ref"].rsplit("/", 1)[1])
     dropped = {*without, "type"}
-    properties = {name: made for name, made in own["properties"].items() if name not in dropped}
+    properties = {name: field for name, field in struct["properties"].items() if name not in dropped}
     properties.update(types or {})
     properties.update(plus or {})
     schema = {
-        "title": own["title"],
+        "title": struct["title"],
         "type": "object",
         "properties": properties,
-        "required": [name for name in own.get("required", ()) if name not in dropped],
+        "required": [name for name in struct.get("required", ()) if name not in dropped],
         "additionalProperties": False,
     }
     return Body(schema, components)
 
 
 class ErrorFacts(msgspec.Struct):
-    """One error, in the words of OpenAI's clients; param: the field or place; code: a fixed word; request_id:
-    as in the answer's header x-request-id."""
+    """One error, as OpenAI's clients know it. param: the path of a field; code: the kind of error;
+    request_id: as in the header x-request-id."""
 
     message: str
     type: str
@@ -97,7 +94,7 @@ class ErrorFacts(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """How every error looks, save those of the Anthropic routes."""
+    """The common shape of errors."""
 
     error: ErrorFacts
     object: str
@@ -115,7 +112,7 @@ _WITH_BODY = (400, 408, 413, 415)
 def document(
     title: str, version: str, tables: Sequence[Mapping[str, Operation]], secured: bool
 ) -> dict[str, Any]:
-    """The whole document. `secured`: an API key is asked for."""
+    """The whole document. `secured`: an API key is required."""
     operations = {key: operation for table in tables for key, operation in table.items()}
     types = [ErrorBody]
     for operation in operations.values():
@@ -131,27 +128,26 @@ def document(
     for key, operation in operations.items():
         method, path = key.split(" ", 1)
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, by_type, secured)
-    made: dict[str, Any] = {
+    whole: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
         "paths": paths,
         "components": {"schemas": components},
     }
     if secured:
-        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return made
+        whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return whole
 
 
 def _operation(
     method: str, path: str, operation: Operation, types: Sequence[tuple[Any, Any]], secured: bool
 ) -> dict[str, Any]:
     def schema(kind: Any) -> Any:
-        match kind:
-            case Body():
-                return kind.schema
-            case dict():
-                return kind
-        return next(found for known, found in types if known is kind or known == kind)
+        if isinstance(kind, Body):
+            return kind.schema
+        if isinstance(kind, dict):
+            return kind
+        return next(schema for known, schema in types if known is kind or known == kind)
 
     error = {"application/json": {"schema": schema(operation.error or ErrorBody)}}
     if operation.plain_errors:
@@ -172,8 +168,8 @@ def _operation(
         answer["application/x-ndjson"] = {}
     statuses = {*_EVERYWHERE, *operation.errors, *(_WITH_BODY if operation.request is not None else ())}
     if method == "POST":
-        statuses.add(415)  # an order without a body says that it is JSON, too
-    made: dict[str, Any] = {
+        statuses.add(415)  # an order without a body needs the header, too
+    described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
         "tags": [operation.tag],
@@ -184,7 +180,7 @@ def _operation(
     }
     if operation.request is not None:
         content = {"application/json": {"schema": schema(operation.request)}}
-        made["requestBody"] = {"required": not operation.empty_ok, "content": content}
+        described["requestBody"] = {"required": not operation.empty_ok, "content": content}
     names = [part[1:-1].split(":")[0] for part in path.split("/") if part.startswith("{")]
     parameters = [
         {"name": n, "in": "path", "required": True, "schema": operation.path.get(n, {"type": "string"})}
@@ -192,10 +188,10 @@ def _operation(
     ]
     parameters += [{"name": n, "in": "query", "schema": s} for n, s in operation.query.items()]
     if parameters:
-        made["parameters"] = parameters
+        described["parameters"] = parameters
     if secured and not operation.public:
-        made["security"] = [{"key": []}]
-    return made
+        described["security"] = [{"key": []}]
+    return described
 
 
 def _meaning(status: int) -> str:

@@ -1,7 +1,6 @@
-"""What the HTTP workers of one server ask each other: responses that another one keeps, what all are to do.
-
-Each listens on a Unix socket in the server's private folder, and answers in msgpack. It knows paths and
-bytes; what they mean is its users' business. A worker that does not answer within PEER_S is passed over.
+"""Requests between the HTTP workers of one server: responses that another one stores, orders to all. Each
+worker listens on a Unix socket in the server's private folder, and answers in msgpack. One that does not
+answer within PEER_S is skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from starlette.routing import Route
 
 T = TypeVar("T")
 Act = Callable[[str], Awaitable[Any] | Any]
-"""(what is asked for) -> the answer, a msgspec struct or builtins; None: that is not here."""
+"""(argument) -> the answer, a msgspec struct or builtins; None if there is none."""
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +29,7 @@ PEER_S = 2.0
 
 
 class Peers:
-    """The other workers of this server; alone, there are none. `answers[what]` is called when another one
-    asks for it."""
+    """The other workers of this server, if there are any. `answers[what]` answers their requests."""
 
     def __init__(self, folder: Path | None = None, name: str = "", names: Sequence[str] = ()) -> None:
         self.answers: dict[str, Act] = {}
@@ -40,17 +38,16 @@ class Peers:
         self._clients: dict[str, httpx.AsyncClient] = {}
 
     async def all(self, what: str, about: str, kind: type[T]) -> list[T]:
-        """What the others answer, without those who have nothing."""
         answers = await asyncio.gather(*(self._ask(other, what, about) for other in self._others))
         return [msgspec.msgpack.decode(one, type=kind) for one in answers if one is not None]
 
     async def first(self, what: str, about: str, kind: type[T]) -> T | None:
-        """What any other has; None: nobody has it."""
-        found = await self.all(what, about, kind)
-        return found[0] if found else None
+        """The first answer of the others, None if none has one."""
+        answers = await self.all(what, about, kind)
+        return answers[0] if answers else None
 
     def server(self) -> uvicorn.Server | None:
-        """What answers the others, for the loop that serves; None where there are none."""
+        """Answers the others, in the event loop that serves; None if there are none."""
         if self._folder is None or not self._others:
             return None
         app = Starlette(routes=[Route("/{what}", self._answer, methods=["POST"])])
@@ -63,9 +60,9 @@ class Peers:
         assert self._folder is not None
         client = self._clients.get(other)
         if client is None:
-            way = httpx.AsyncHTTPTransport(uds=str(_socket_of(self._folder, other)), verify=False)
+            transport = httpx.AsyncHTTPTransport(uds=str(_socket_of(self._folder, other)), verify=False)
             client = self._clients[other] = httpx.AsyncClient(
-                transport=way, base_url="http://peer", timeout=PEER_S, trust_env=False
+                transport=transport, base_url="http://peer", timeout=PEER_S, trust_env=False
             )
         try:
             async with asyncio.timeout(PEER_S):
@@ -77,12 +74,12 @@ class Peers:
 
     async def _answer(self, request: Request) -> Response:
         act = self.answers.get(request.path_params["what"])
-        found = None if act is None else act((await request.body()).decode())
-        if isinstance(found, Awaitable):
-            found = await found
-        if found is None:
+        answer = None if act is None else act((await request.body()).decode())
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if answer is None:
             return Response(status_code=404)
-        return Response(msgspec.msgpack.encode(found))
+        return Response(msgspec.msgpack.encode(answer))
 
 
 def _socket_of(folder: Path, name: str) -> Path:

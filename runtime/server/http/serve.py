@@ -1,6 +1,5 @@
-"""The HTTP server around an application: uvicorn, with deadlines for clients that say or read nothing.
-
-Knows no route, no process and no signal: who runs it, on which socket and until when, is decided above.
+"""The HTTP server around an application: uvicorn, with deadlines for clients that send or read nothing. Knows
+no route, no process and no signal.
 """
 
 from __future__ import annotations
@@ -20,14 +19,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from runtime.config.serving.server import ServerConfig
 
+try:
+    from uvloop import new_event_loop as new_event_loop
+except ImportError:  # it is not built for every system
+    from asyncio import new_event_loop as new_event_loop  # type: ignore[assignment]
+
 log = logging.getLogger(__name__)
 
 OTHER_FILES = 256
-"""What a process has open besides its connections: libraries, pipes, sockets between processes, and those
-that are accepted at once before one of them is closed."""
+"""Files that a process has open besides its connections: libraries, pipes, sockets between processes, and
+connections that are accepted before an excess one is closed."""
 MAX_HEADER_BYTES = 32 << 10
 MAX_PIPELINED = 32
-"""Requests that may wait on one connection behind the one in hand; what follows them is refused."""
+"""Requests that may wait on one connection; further ones are refused."""
 _TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 )
@@ -39,8 +43,8 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-lengt
 
 
 class Connections:
-    """The open ones, at most `limit`: for one more, the one that has waited for a request for longest is
-    closed, so that idle ones cannot keep anybody out. Where all are being answered, the new one is."""
+    """The open ones, at most `limit`: for a new one, the one that has been idle longest is closed, so that
+    idle connections cannot exclude clients. If none is idle, the new one is closed."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -61,7 +65,7 @@ class Connections:
             idle.refuse()
 
     def used(self, connection: PatientProtocol) -> None:
-        """It comes last in the order now."""
+        """It is the most recently used one now."""
         if self._open.pop(connection, self) is None:
             self._open[connection] = None
 
@@ -70,14 +74,13 @@ class Connections:
 
 
 class Unacceptable(Exception):
-    """A request is not read further. Raised to the parser: the client gets a 400, or no more."""
+    """Raised to the parser: the request is not read further, and its client gets a 400, or `_refusal`."""
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """HTTP/1.1 whose patience ends: a request's headers must come within header_timeout_s, and what was sent
-    must be read within stall_timeout_s; else the connection is cut, which ends what it asked for. What waits
-    to be read is bounded by the transport's high-water mark, for each connection by itself. Headers have at
-    most MAX_HEADER_BYTES; what follows a chunked body (trailers) is left out."""
+    """HTTP/1.1 with deadlines: a request's headers must arrive within header_timeout_s, and answers must be
+    read within stall_timeout_s; else the connection is closed, which cancels its requests. Headers have at
+    most MAX_HEADER_BYTES; trailers of a chunked body are ignored."""
 
     def __init__(self, limits: ServerConfig, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -85,14 +88,14 @@ class PatientProtocol(HttpToolsProtocol):
         self._limits = limits
         self._headers_due: asyncio.TimerHandle | None = None
         self._reading_due: asyncio.TimerHandle | None = None
-        self._in_hand: RequestResponseCycle | None = None
-        """What is being answered; `cycle` is the last one that came."""
+        self._current: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the last one that was read."""
         self._half_sent = False
-        """Whether the client is in the middle of headers, or of a body."""
+        """Whether part of a request has been read."""
         self._in_headers, self._header_bytes = False, 0
         self._advanced, self._unparsed_bytes = False, 0
         self._refusal: bytes | None = None
-        """What the connection ends with, once all before it is answered. Nothing is parsed any more."""
+        """The last answer of the connection, after those to earlier requests. Nothing is parsed any more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -119,31 +122,31 @@ class PatientProtocol(HttpToolsProtocol):
         self._stop_reading_timer()
         self._connections.remove(self)
         self.pipeline.clear()
-        if self._in_hand is not None:
-            self.cycle = self._in_hand  # it is the one that hears of it
+        if self._current is not None:
+            self.cycle = self._current  # uvicorn reports the end to this one
         super().connection_lost(exc)
 
     def refuse(self) -> None:
-        """There are too many connections, and nothing is being answered on this one."""
+        """Close the connection, which is idle: there are too many."""
         self.transport.write(_TOO_MANY)
         self.transport.close()
         self._expect_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what was read last, and all behind it. Those before it are answered first."""
+        """Refuse what was read last, and all that follows. Earlier requests are answered first."""
         if self._refusal is None:
             self._refusal = _BAD_REQUEST % (len(msg), msg.encode("ascii"))
-        asked = self._in_hand
-        if asked is not None and not asked.response_complete:
-            if not asked.more_body:
+        current = self._current
+        if current is not None and not current.response_complete:
+            if not current.more_body:
                 if self.pipeline and self.pipeline[0][0].more_body:
                     self.pipeline.popleft()  # the rest of its body was wrong
                 return
-            if asked.response_started:
-                self.transport.close()  # its own answer is no place to say so
+            if current.response_started:
+                self.transport.close()  # its own answer has begun
                 return
-            asked.disconnected = True  # its body was wrong, and this is the answer
-            asked.message_event.set()
+            current.disconnected = True  # its body was wrong, and this is the answer
+            current.message_event.set()
         self._end()
 
     def _end(self) -> None:
@@ -158,8 +161,8 @@ class PatientProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as stop:
-                # The parser leaves the body to another protocol, which there is none of: it is asked again as
-                # if the client had not proposed one. Java's client and curl --http2 do.
+                # The parser leaves the body to the proposed protocol. The request is parsed again without the
+                # proposal, which Java's client and curl --http2 send.
                 data = self._head_again() + data[stop.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError as error:
@@ -168,13 +171,13 @@ class PatientProtocol(HttpToolsProtocol):
                 return
 
     def _head_again(self) -> bytes:
-        """What came of the request, without the other protocol."""
+        """The request's head without the proposed protocol."""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join((*lines, b"", b""))
 
-    # -- what the parser found
+    # -- callbacks of the parser
 
     def on_message_begin(self) -> None:
         self._half_sent = self._in_headers = self._advanced = True
@@ -209,9 +212,9 @@ class PatientProtocol(HttpToolsProtocol):
             raise Unacceptable("too many requests wait on this connection")
         super().on_headers_complete()
         if self.answering:
-            self.flow.resume_reading()  # else nobody would hear that the client is gone
+            self.flow.resume_reading()  # else the client's disconnection would not be noticed
         else:
-            self._in_hand = self.cycle
+            self._current = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._advanced = True
@@ -224,9 +227,9 @@ class PatientProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._in_hand = self.pipeline[-1][0] if self.pipeline else None
+        self._current = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if self._in_hand is None and self._refusal is not None and not self.transport.is_closing():
+        if self._current is None and self._refusal is not None and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._end()
 
@@ -256,8 +259,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request is under way, its body or its answer."""
-        return self._in_hand is not None and not self._in_hand.response_complete
+        """Whether a request is being read or answered."""
+        return self._current is not None and not self._current.response_complete
 
     def _expect_headers(self) -> None:
         self._headers_due = self.loop.call_later(self._limits.header_timeout_s, self._headers_missing)
@@ -285,19 +288,18 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
-    """A server for `await server.serve(sockets=[...])`; `server.should_exit = True` ends it: it takes no new
-    connection, and finishes requests in hand for at most drain_timeout_s. Logs go where the process's logging
-    sends them."""
+    """A server for `await server.serve(sockets=[...])`. `server.should_exit = True` ends it: it accepts no
+    new connections, and running requests have drain_timeout_s."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
             host=config.host,
             port=config.port,
-            http=functools.partial(PatientProtocol, config, Connections(room_for_connections(config))),  # type: ignore[arg-type]
+            http=functools.partial(PatientProtocol, config, Connections(connection_limit(config))),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=False,  # its lines say no more than ours
+            access_log=False,  # the gate logs requests
             server_header=False,
             proxy_headers=bool(config.forwarded_allow_ips),
             forwarded_allow_ips=list(config.forwarded_allow_ips),
@@ -307,21 +309,21 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
     )
 
 
-def room_for_connections(config: ServerConfig) -> int:
-    """How many connections may be open: max_connections, or fewer where the system lets this process open
-    fewer files. Raises the limit of open files as far as it may."""
+def connection_limit(config: ServerConfig) -> int:
+    """How many connections may be open: max_connections, or fewer if the system limits open files. Raises
+    that limit as far as possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = config.max_connections + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = config.max_connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return config.max_connections
-    room = max(1, soft - min(OTHER_FILES, soft // 2))
+    limit = max(1, soft - min(OTHER_FILES, soft // 2))
     log.warning(
         "only %d files may be open here, so at most %d connections are kept instead of %d (ulimit -n %d)",
-        soft, room, config.max_connections, wanted,
+        soft, limit, config.max_connections, needed,
     )  # fmt: skip
-    return room
+    return limit

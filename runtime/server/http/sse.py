@@ -1,7 +1,5 @@
-"""Server-sent events: their bytes, and a response that sends them until the client or the request is done.
-Other work that ends when its client goes is here as well.
-
-It knows nothing of what the events say; how an error looks inside a stream is given by the caller.
+"""Server-sent events: their bytes, and a response that sends them until the client or the request is done;
+and work that is cancelled when its client disconnects. What events contain is up to the caller.
 """
 
 from __future__ import annotations
@@ -9,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -31,8 +28,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": still working\n\n"
 """A comment; clients skip it, and proxies see that the connection lives."""
 _NO_COMMENTS = "aiohttp/"
-"""In the name of a client that has no reader of events: programs around it (sglang's and vLLM's
-benchmarks) take each line for the data of one. Comments cost them whole requests."""
+"""In the user agent of a client without a parser of events: programs that use it (sglang's and vLLM's
+benchmarks) read each line as data, and fail on comments."""
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -41,8 +38,8 @@ HEADERS = {
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    """One event: `data` (builtins, dataclasses or msgspec structs) as one line of JSON, with an `event:` line
-    where there is a name. JSON escapes line ends, so no data can break out of its line."""
+    """One event: `data` (builtins, dataclasses or msgspec structs) as one line of JSON, after an `event:`
+    line if it has a name. JSON escapes line ends, so data stays on its line."""
     body = msgspec.json.encode(data)
     if name is None:
         return b"data: " + body + b"\n\n"
@@ -62,28 +59,28 @@ async def disconnected(receive: Receive) -> None:
             return
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns or raises; cancels it, and raises Aborted, when the client goes before."""
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises; it is cancelled and Aborted raised if the client disconnects first."""
     task = asyncio.create_task(work, name="sglang-dsl-answer")
-    gone = asyncio.create_task(disconnected(request.receive), name="sglang-dsl-answer-watch")
+    left = asyncio.create_task(disconnected(request.receive), name="sglang-dsl-answer-watch")
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise Aborted("the client disconnected")
     finally:
-        for one in (task, gone):
+        for one in (task, left):
             one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, left, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Sends what `events` yields (whole events, as bytes, the closing [DONE] included).
+    """Sends what `events` yields: whole events as bytes, the closing [DONE] included.
 
     An error before the first event is raised, so that it is answered with its own status; a later one is sent
-    as `on_fault` makes it, and ends the stream. When the client goes, `events` is closed within the moment,
-    which cancels what it waits for. After `keep_alive_s` seconds (0: any) without an event a comment is sent,
-    the headers with it, but not to clients that cannot read one (_NO_COMMENTS).
+    as `on_fault` formats it, and ends the stream. When the client disconnects, `events` is closed at once,
+    which cancels what it waits for. After `keep_alive_s` seconds (0: never) without an event a comment is
+    sent, unless the client cannot read one (_NO_COMMENTS).
     """
 
     def __init__(
@@ -97,81 +94,70 @@ class EventStream(Response):
         super().__init__(None, 200, {**HEADERS, **(headers or {})})
         self._wire_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._events, self._keep_alive_s, self._on_fault = events, keep_alive_s, on_fault
-        self._commenting = asyncio.Lock()
-        self._busy = False
-        self._started = False
-        self._spoke = 0.0
+        self._sending = asyncio.Lock()
+        self._started = self._busy = False
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._spoke = time.monotonic()
+        self._sent_at = time.monotonic()
         silence = 0.0 if _NO_COMMENTS in Headers(scope=scope).get("user-agent", "") else self._keep_alive_s
-        work = asyncio.create_task(self._work(send), name="sglang-dsl-stream")
-        gone = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
+        work = asyncio.create_task(self._send_all(send), name="sglang-dsl-stream")
+        left = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
         try:
-            while not work.done() and not gone.done():
-                due = self._spoke + silence if silence else math.inf
-                wait = None if due == math.inf else max(0.0, due - time.monotonic())
-                await asyncio.wait({work, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                quiet = time.monotonic() >= due
-                if quiet and not work.done() and not gone.done() and not self._busy:
-                    async with self._commenting:
-                        await self._say(send, KEEP_ALIVE)
+            while not work.done() and not left.done():
+                wait = max(0.0, self._sent_at + silence - time.monotonic()) if silence else None
+                done, _ = await asyncio.wait({work, left}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                if done or time.monotonic() < self._sent_at + silence:
+                    continue
+                if self._busy or self._sending.locked():
+                    self._sent_at = time.monotonic()  # the client reads slowly: wait for another period
+                else:
+                    await self._send_piece(send, KEEP_ALIVE)
             if work.done():
                 await work
         finally:
-            for task in (work, gone):
+            for task in (work, left):
                 task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, left, return_exceptions=True)
             await self._events.aclose()
 
-    async def _work(self, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
         """Send all events; raise what happens before the first."""
         try:
             async for piece in self._events:
-                if self._commenting.locked() or not self._started:
-                    await self._piece(send, piece)
-                else:  # the same, shorter: there is one per token
-                    self._busy = True
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    self._spoke = time.monotonic()
-                    self._busy = False
-        except RuntimeFault as fault:
-            if not self._started:
-                raise
-            await self._piece(send, self._on_fault(fault))
+                if not self._started or self._sending.locked():
+                    await self._send_piece(send, piece)
+                    continue
+                # The same without the lock, which would cost more than the rest: there is one for each token.
+                self._busy = True
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                self._sent_at, self._busy = time.monotonic(), False
         except Exception as error:
-            # A defect: whoever reads the stream gets an error, and so does the log.
             if not self._started:
                 raise
-            logger.exception("a stream failed")
-            defect = InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime")
-            await self._piece(send, self._on_fault(defect))
-        await self._piece(send, b"", last=True)
+            if not isinstance(error, RuntimeFault):  # a defect: the log gets it, too
+                logger.exception("a stream failed")
+                error = InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime")
+            await self._send_piece(send, self._on_fault(error))
+        await self._send_piece(send, b"", last=True)
 
-    async def _piece(self, send: Send, piece: bytes, last: bool = False) -> None:
-        """Once no comment is on its way; none begins until the piece is sent."""
-        self._busy = True
-        if self._commenting.locked():
-            async with self._commenting:
-                pass
-        await self._say(send, piece, last)
-        self._busy = False
-
-    async def _say(self, send: Send, piece: bytes, last: bool = False) -> None:
-        if not self._started:
-            self._started = True
-            start: Message = {"type": "http.response.start", "status": 200, "headers": self._wire_headers}
-            await send(start)
-        await send({"type": "http.response.body", "body": piece, "more_body": not last})
-        self._spoke = time.monotonic()
+    async def _send_piece(self, send: Send, piece: bytes, last: bool = False) -> None:
+        """The headers first, before the first piece. One piece at a time: comments come in between."""
+        async with self._sending:
+            if not self._started:
+                self._started = True
+                start: Message = {"type": "http.response.start", "status": 200, "headers": self._wire_headers}
+                await send(start)
+            await send({"type": "http.response.body", "body": piece, "more_body": not last})
+            self._sent_at = time.monotonic()
 
 
 @contextlib.asynccontextmanager
 async def closing_stream(
     events: AsyncGenerator[T, None],
 ) -> AsyncGenerator[AsyncGenerator[T, None], None]:
-    """`async with closing_stream(manager.stream(...)) as outputs:` closes the manager's stream at once when
-    the block is left, rather than when the garbage collector comes by."""
+    """`async with closing_stream(manager.stream(...)) as outputs:` closes the stream when the block is left,
+    not at the next garbage collection."""
     try:
         yield events
     finally:

@@ -1,8 +1,6 @@
-"""The native routes that give text or vectors: /generate and /encode.
+"""The native routes for text and vectors: /generate, /encode and /classify.
 
-    POST /generate {"text": "...", "sampling_params": {...}, "stream": true}
-
-Knows what the fields are called on the wire, and nothing of how they are carried out.
+POST /generate {"text": "...", "sampling_params": {...}, "stream": true}
 """
 
 from __future__ import annotations
@@ -12,23 +10,21 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.protocol.sampling import SAMPLING_KEYS
-from runtime.server.context import ServerContext
+from runtime.protocol.sampling import WORDS
+from runtime.server.context import RouteGroup, serves
 from runtime.server.http.body import json_type, known_fields, to_struct
-from runtime.server.http.errors import error_body, json_response
-from runtime.server.http.left_out import may_be_left_out
+from runtime.server.http.errors import error_body
+from runtime.server.http.ignored import may_ignore
 from runtime.server.http.openapi import Operation, body_schema
-from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.http.sse import DONE, closing_stream, event, while_connected
 
 INTERNAL = ("http_worker_ipc",)
-"""Fields that processes set for each other; no client may."""
+"""Fields that only processes of the server set."""
 PER_ITEM = (
     "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
 )  # fmt: skip
@@ -51,9 +47,8 @@ _GENERATE_FIELDS, _ENCODE_FIELDS = _GENERATE_SCHEMA.names, _ENCODE_SCHEMA.names
 
 
 class GenerateAnswer(msgspec.Struct):
-    """One prompt's answer; a list of these for a batch or n > 1. Where it failed, `error` says why and the
-    finish_reason is of type "abort"; text: what there was before it was cancelled, empty after other errors.
-    """
+    """One prompt's answer; a list of these for a batch or n > 1. If it failed it has an `error`, a
+    finish_reason of type "abort", and the text before it was cancelled, none after other errors."""
 
     text: str
     output_ids: list[int]
@@ -71,63 +66,39 @@ class EncodeAnswer(msgspec.Struct):
     error: Any = msgspec.UNSET
 
 
-OPENAPI: dict[str, Operation] = {
-    f"{method} /generate": Operation(
-        "Generate text for one prompt or several",
-        request=_GENERATE_SCHEMA,
-        response=GenerateAnswer | list[GenerateAnswer],
-        stream=True,
-        errors=(499, 504),
-    )
-    for method in ("POST", "PUT")
-} | {
-    f"{method} {path}": Operation(
-        what,
-        request=_ENCODE_SCHEMA,
-        response=EncodeAnswer | list[EncodeAnswer],
-        errors=(499, 504),
-    )
-    for method in ("POST", "PUT")
-    for path, what in (
-        ("/encode", "Vectors of one text or several"),
-        ("/classify", "A classifier's scores of one text or several"),
-    )
-}
+_GENERATE = Operation(
+    "Generate text for one prompt or several",
+    request=_GENERATE_SCHEMA,
+    response=GenerateAnswer | list[GenerateAnswer],
+    stream=True,
+    errors=(499, 504),
+)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    native = Native(ctx)
-    both = ["POST", "PUT"]
-    return [
-        Route("/generate", native.generate, methods=both),
-        Route("/encode", native.encode, methods=both),
-        Route("/classify", native.classify, methods=both),
-    ]
+def _vectors(summary: str) -> Operation:
+    answers = EncodeAnswer | list[EncodeAnswer]
+    return Operation(summary, request=_ENCODE_SCHEMA, response=answers, errors=(499, 504))
 
 
-class Native:
-    def __init__(self, ctx: ServerContext) -> None:
-        self._ctx = ctx
-
-    async def generate(self, request: Request) -> Response:
+class Generate(RouteGroup):
+    @serves(_GENERATE, "POST /generate", "PUT /generate")
+    async def generate(self, request: Request) -> Any:
         body = await self._ctx.read(request, GenerateReqInput)
-        req, incremental = await self._ctx.made(body, self._generating)
+        req, incremental = await self._ctx.build(body, self._generating)
         if req.stream:
             return self._ctx.event_stream(self._events(req, incremental))
         if req.is_single:
-            return json_response(await self._ctx.while_connected(request, self._one(req)))
-        outcomes = await self._ctx.while_connected(request, self._ctx.manager.submit_batch(req))
+            return await while_connected(request, self._one(req))
+        outcomes = await while_connected(request, self._ctx.manager.submit_batch(req))
         raise_if_all_failed([outcome for outcome in outcomes if not isinstance(outcome, Aborted)])
         rids = [req[index].rid for index in range(len(req))]
-        return json_response(
-            [
-                _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
-                for outcome, rid in zip(outcomes, rids, strict=True)
-            ]
-        )
+        return [
+            _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
+            for outcome, rid in zip(outcomes, rids, strict=True)
+        ]
 
     def _generating(self, body: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
-        """The request of a body, and whether its stream sends new text only. Raises BadRequest."""
+        """The request of a body, and whether its stream sends only new text. Raises BadRequest."""
         data = dict(known_fields(body, _GENERATE_FIELDS))
         data["sampling_params"] = _without_unknown(data.get("sampling_params"))
         incremental = self._incremental(data)
@@ -141,53 +112,55 @@ class Native:
                 raise
             return _failed(fault, req.rid)
 
-    async def classify(self, request: Request) -> Response:
+    @serves(_vectors("A classifier's scores of one text or several"), "POST /classify", "PUT /classify")
+    async def classify(self, request: Request) -> Any:
         if not self._ctx.model.architecture.endswith("ForSequenceClassification"):
             raise BadRequest(
                 f"{self._ctx.served_name} is not a classifier", where="model", hint="/encode returns vectors"
             )
         return await self.encode(request)
 
-    async def encode(self, request: Request) -> Response:
+    @serves(_vectors("Vectors of one text or several"), "POST /encode", "PUT /encode")
+    async def encode(self, request: Request) -> Any:
         def embedding(data: dict[str, Any]) -> EmbeddingReqInput:
             return self._ctx.normalized(to_struct(known_fields(data, _ENCODE_FIELDS), EmbeddingReqInput))
 
-        req = await self._ctx.made(await self._ctx.read(request, EmbeddingReqInput), embedding)
-        outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(req))
+        req = await self._ctx.build(await self._ctx.read(request, EmbeddingReqInput), embedding)
+        outputs = await while_connected(request, self._ctx.manager.embed(req))
         raise_if_all_failed(outputs)
         answers = [_vector(output) for output in outputs]
-        return json_response(answers[0] if req.is_single else answers)
+        return answers[0] if req.is_single else answers
 
     def _incremental(self, data: dict[str, Any]) -> bool:
-        """Whether the stream sends new text only, by the fields of `data` for it, which are taken out."""
-        wanted = self._ctx.config.incremental_streaming
+        """Whether the stream sends only new text, by fields that are removed from `data`."""
+        incremental = self._ctx.config.incremental_streaming
         for name in _INCREMENTAL:
             value = data.pop(name, None)
             if value is not None and not isinstance(value, bool):
                 raise BadRequest(f"must be a boolean, got {json_type(value)}", where=name)
-            wanted = wanted if value is None else value
-        return wanted
+            incremental = incremental if value is None else value
+        return incremental
 
     async def _events(self, req: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
         so_far = [None if incremental else SoFar() for _ in range(len(req))]
         single = req.is_single
         async with closing_stream(self._ctx.manager.stream_batch(req)) as outputs:
             async for index, outcome in outputs:
-                place = None if single else index
+                number = None if single else index
                 match outcome:
                     case Aborted(partial=OutputDelta() as output):
-                        yield _event(_failed(outcome, output.meta["id"], place), output, so_far[index])
+                        yield _event(_failed(outcome, output.meta["id"], number), output, so_far[index])
                     case RuntimeFault() if single:
                         raise outcome
                     case RuntimeFault():
-                        yield event(_failed(outcome, req[index].rid, place))
+                        yield event(_failed(outcome, req[index].rid, number))
                     case output:
-                        yield _event(answer_of(output, place), output, so_far[index])
+                        yield _event(answer_of(output, number), output, so_far[index])
         yield DONE
 
 
 def _without_unknown(params: Any) -> Any:
-    """sampling_params, or a list of them, without unknown keys that may be left out."""
+    """sampling_params, or a list of them, without unknown keys that may be ignored."""
     if isinstance(params, list):
         return [_without_unknown(one) for one in params]
     if not isinstance(params, dict) or params.keys() <= _SAMPLING_FIELDS:
@@ -195,13 +168,13 @@ def _without_unknown(params: Any) -> Any:
     return {
         name: value
         for name, value in params.items()
-        if name in _SAMPLING_FIELDS or not may_be_left_out(str(name), value, "sampling_params")
+        if name in _SAMPLING_FIELDS or not may_ignore(str(name), value, "sampling_params")
     }
 
 
 class SoFar:
-    """All that one stream has sent, as JSON: an event adds to it, and what was sent is neither encoded again
-    nor copied more than once."""
+    """All that one stream has sent, as JSON: what was sent is neither encoded again nor copied more than
+    once."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -209,7 +182,7 @@ class SoFar:
         self._lists = {name: _JsonList() for name in PER_ITEM}
 
     def event(self, answer: GenerateAnswer, replaced: int) -> bytes:
-        """The event of `answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
+        """The event of `answer`, a delta, with all so far; `replaced`: see OutputDelta."""
         self._text += msgspec.json.encode(answer.text)[1:-1]
         self._ids.add(answer.output_ids, replaced)
         meta = answer.meta_info
@@ -224,7 +197,7 @@ class SoFar:
 
 
 _EMPTY = b'{"text":"","output_ids":[],'
-"""What a GenerateAnswer without text and ids begins with."""
+"""The beginning of a GenerateAnswer without text and ids."""
 
 
 class _JsonList:
@@ -235,7 +208,7 @@ class _JsonList:
         self.data = bytearray()
 
     def add(self, items: Sequence[Any], replaced: int) -> None:
-        """The last `replaced` items make room for `items`."""
+        """Replace the last `replaced` items by `items`."""
         if replaced:
             del self._items[max(0, len(self._items) - replaced) :]
             self.data[:] = msgspec.json.encode(self._items)[1:-1]
@@ -247,7 +220,7 @@ class _JsonList:
 
 
 def _event(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> bytes:
-    """The event of an answer, with all so far, or without what takes the place of ids that were sent."""
+    """The event of an answer, with all so far, or without what replaces ids that were sent."""
     if so_far is not None:
         return so_far.event(answer, output.replaced)
     if output.replaced:
@@ -259,14 +232,13 @@ def _event(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) ->
 
 
 def raise_if_all_failed(outcomes: Sequence[GenerateOutput | EmbeddingOutput | RuntimeFault]) -> None:
-    """A batch of which nothing came is one error, the first one's; else every failed item says so itself."""
+    """If all items of a batch failed, the first error is the answer; else each item has its own."""
     faults = [outcome for outcome in outcomes if isinstance(outcome, RuntimeFault)]
     if faults and len(faults) == len(outcomes):
         raise faults[0]
 
 
 def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswer:
-    """An output as the wire has it."""
     return GenerateAnswer(
         text=output.text,
         output_ids=output.output_ids,
@@ -277,7 +249,7 @@ def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswe
 
 
 def _failed(fault: RuntimeFault, rid: Any, index: int | None = None) -> GenerateAnswer:
-    """The answer that says what failed; of a cancelled request with what there was until then."""
+    """The answer of a failed item; of a cancelled one with its output until then."""
     reason = {"type": "abort", "message": str(fault), "status_code": fault.status, "err_type": fault.code}
     partial = GenerateOutput("", [], {"id": rid})
     match fault:

@@ -1,8 +1,8 @@
 """The native routes for information: health, model, load, metrics.
 
-GET /health_generate asks for a sign of life: one generated token, or any other message from the engine in the
-meantime, so that a busy server is a healthy one. GET /ready, and GET /health unless health_generates is on,
-say what may keep requests waiting: that the engine is gone, stuck or paused, or the server about to end.
+GET /health_generate waits for one generated token, or any other message from the engine in the meantime, so
+that a busy server is healthy. GET /ready, and GET /health unless health_generates is on, report what keeps
+requests waiting: the engine is dead, stuck or paused, or the server is about to end.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from runtime.protocol.console import version
 from runtime.protocol.control import GetStateReq, HealthReq
-from runtime.protocol.errors import DeadlineExceeded, EngineDead, NotReady, RuntimeFault
+from runtime.protocol.errors import DeadlineExceeded, EngineDead, NotFound, NotReady, RuntimeFault
 from runtime.protocol.request_base import SingleReq
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, json_response
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import RETRY_AFTER_S, error_body, json_response
 from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import while_connected
 
 HEALTH_PREFIX = "HEALTH_CHECK"
 LOOK_S = 0.05
-"""How often a health check looks whether any message came."""
+"""Between two checks for a message."""
 GLANCE_S = 0.2
 """How long /health and /ready wait for the scheduler, which answers between two steps."""
 SCRAPE_S = 2.0
@@ -84,116 +84,83 @@ class Version(msgspec.Struct):
     version: str
 
 
-OPENAPI: dict[str, Operation] = {
-    "GET /health": Operation("Is the engine healthy?", response="text", public=True),
-    "GET /health_generate": Operation("Can the server generate a token?", response="text", public=True),
-    "GET /ready": Operation("Can the server accept requests?", response="text", public=True),
-    "GET /metrics": Operation("Metrics for Prometheus", response="text"),
-    **{f"{method} /ping": Operation("Is the engine alive?", response="text") for method in ("GET", "POST")},
-    "GET /version": Operation("The version of this server", response=Version),
-    "GET /v1/loads": Operation("Load of the server, in detail", response=Loads, errors=(504,)),
-    "GET /get_load": Operation("Load of the server", response=list[Load], errors=(504,)),
-    **{
-        f"GET {path}": Operation("Information about the model", response={"type": "object"})
-        for path in ("/model_info", "/get_model_info")
-    },
-    **{
-        f"GET {path}": Operation("Options, scheduler and version", response={"type": "object"}, errors=(504,))
-        for path in ("/server_info", "/get_server_info")
-    },
-}
+_MODEL = Operation("Information about the model", response={"type": "object"})
+_OPTIONS = Operation("Options, scheduler and version", response={"type": "object"}, errors=(504,))
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    info = Info(ctx)
-    return [
-        Route("/health", info.health),
-        Route("/health_generate", info.health_generate),
-        Route("/ready", info.ready),
-        Route("/metrics", info.metrics),
-        Route("/ping", info.health, methods=["GET", "POST"]),
-        Route("/version", info.version),
-        Route("/v1/loads", info.loads),
-        Route("/get_load", info.load),
-        Route("/model_info", info.model),
-        Route("/get_model_info", info.model),
-        Route("/server_info", info.server),
-        Route("/get_server_info", info.server),
-    ]
-
-
-class Info:
+class Info(RouteGroup):
     def __init__(self, ctx: ServerContext) -> None:
-        self._ctx = ctx
+        super().__init__(ctx)
         ctx.peers.answers["live"] = lambda _: ctx.manager.live
         self._check: asyncio.Task[None] | None = None
         self._glance: asyncio.Task[None] | None = None
-        self._stuck = False
-        self._paused: str | None = None
-        self._released = False
+        self._obstacle: RuntimeFault | None = None
 
-    # -- alive? ----------------------------------------------------------------------------------------------
-
+    @serves(Operation("Is the engine healthy?", response="text", public=True), "GET /health")
     async def health(self, request: Request) -> Response:
         if self._ctx.config.health_generates:
             return await self.health_generate(request)
         fault = await self._trouble()
         return PlainTextResponse("healthy\n") if fault is None else _unwell(fault)
 
+    @serves(Operation("Is the engine alive?", response="text"), "GET /ping", "POST /ping")
+    async def ping(self, request: Request) -> Response:
+        return await self.health(request)
+
+    @serves(Operation("Can the server accept requests?", response="text", public=True), "GET /ready")
     async def ready(self, request: Request) -> Response:
         fault = await self._trouble()
         return PlainTextResponse("ready\n") if fault is None else _unwell(fault)
 
     async def _trouble(self) -> RuntimeFault | None:
-        """Why a request that comes now would wait long, or be refused; None: it would not. The scheduler and
-        the detokeniser are asked, by all who ask at one time together; they may be busy for health_timeout_s
-        before they count as stuck."""
+        """Why a new request would wait long, or be refused; None if it would not. Concurrent checks share one
+        question to scheduler and detokenizer, which count as stuck after health_timeout_s."""
         if self._glance is None or self._glance.done():
             self._glance = asyncio.create_task(self._look(), name="sglang-dsl-glance")
-            self._glance.add_done_callback(_heard_out)
+            self._glance.add_done_callback(_take_error)
         await asyncio.wait({self._glance}, timeout=GLANCE_S)
         if (fault := self._ctx.manager.fault) is not None:
             return fault
         if self._ctx.leaving():
             return NotReady("the server is shutting down", hint="use another server")
-        if self._stuck:
-            patience = self._ctx.config.health_timeout_s
-            return EngineDead(f"the engine has been stuck for {patience:g} s", hint="health_timeout_s")
-        if self._released:
-            return NotReady("the model is asleep", hint="POST /wake_up")
-        if self._paused:
-            return NotReady(f"generation is paused ({self._paused})", hint="POST /continue_generation")
-        return None
+        return self._obstacle
 
     async def _look(self) -> None:
-        """Ask the scheduler; the answer comes through the detokeniser. Raises EngineDead."""
+        """Ask the scheduler; the answer comes through the detokenizer. Raises EngineDead."""
+        patience = self._ctx.config.health_timeout_s
         try:
-            state = await self._asked(HealthReq(), self._ctx.config.health_timeout_s)
+            state = await self._question(HealthReq(), patience)
         except DeadlineExceeded:
-            self._stuck = True
-        else:
-            self._stuck, self._paused = False, state.get("paused")
-            self._released = bool(state.get("released"))
+            message = f"the engine has been stuck for {patience:g} s"
+            self._obstacle = EngineDead(message, hint="health_timeout_s")
+            return
+        self._obstacle = None
+        if state.get("released"):
+            self._obstacle = NotReady("the model is asleep", hint="POST /wake_up")
+        elif paused := state.get("paused"):
+            message = f"generation is paused ({paused})"
+            self._obstacle = NotReady(message, hint="POST /continue_generation")
 
+    @serves(
+        Operation("Can the server generate a token?", response="text", public=True), "GET /health_generate"
+    )
     async def health_generate(self, request: Request) -> Response:
         try:
-            await self._ctx.while_connected(request, self._checked())
+            await while_connected(request, self._checked())
         except RuntimeFault as fault:
             return _unwell(fault)
         return PlainTextResponse("healthy\n")
 
     async def _checked(self) -> None:
-        """A sign of life, which all who ask at one time share: no key is needed to ask, and nobody shall be
-        able to keep the engine busy with it."""
+        """Concurrent checks share one: they need no key, and must not keep the engine busy."""
         if self._check is None or self._check.done():
             self._check = asyncio.create_task(self._sign_of_life(), name="sglang-dsl-health")
-            self._check.add_done_callback(_heard_out)
+            self._check.add_done_callback(_take_error)
         await asyncio.shield(self._check)
 
     async def _sign_of_life(self) -> None:
-        """Return when one token was made, or any other message came from the engine, or it is paused, or
-        sleeps. Raises
-        DeadlineExceeded, EngineDead."""
+        """Return when a token was generated, or any other message came from the engine, or it is paused or
+        asleep. Raises DeadlineExceeded, EngineDead."""
         manager, patience = self._ctx.manager, self._ctx.config.health_timeout_s
         try:
             async with asyncio.timeout(patience):
@@ -217,88 +184,86 @@ class Info:
     async def _probe(self, patience: float) -> None:
         rid = f"{HEALTH_PREFIX}_{uuid.uuid4().hex}"
         if self._ctx.model.is_generation:
-            await self._ctx.manager.submit(
-                GenerateReqInput(
-                    rid=rid,
-                    input_ids=[0],
-                    sampling_params={"max_new_tokens": 1, "temperature": 0.0},
-                    log_metrics=False,
-                    no_logs=True,
-                    timeout_s=patience,
-                )
+            request = GenerateReqInput(
+                rid=rid,
+                input_ids=[0],
+                sampling_params={"max_new_tokens": 1, "temperature": 0.0},
+                log_metrics=False,
+                no_logs=True,
+                timeout_s=patience,
             )
+            await self._ctx.manager.submit(request)
         else:
             await self._ctx.manager.embed(EmbeddingReqInput(rid=rid, input_ids=[0], timeout_s=patience))
 
-    # -- what is it? -----------------------------------------------------------------------------------------
-
-    async def model(self, request: Request) -> Response:
+    @serves(_MODEL, "GET /model_info", "GET /get_model_info")
+    async def model(self, request: Request) -> dict[str, Any]:
         facts = msgspec.to_builtins(self._ctx.model)
         path = facts.pop("path")
-        return json_response(
-            {
-                **facts,
-                "model_path": path,
-                "served_model_name": self._ctx.served_name,
-                "tokenizer_path": facts["tokenizer_path"] or path,
-                "max_model_len": self._ctx.model.context_length,
-                "preferred_sampling_params": facts["default_sampling"] or None,
-                "architectures": [facts["architecture"]] if facts["architecture"] else [],
-                "has_image_understanding": facts["is_multimodal"],
-                "has_audio_understanding": False,
-            }
-        )
+        return {
+            **facts,
+            "model_path": path,
+            "served_model_name": self._ctx.served_name,
+            "tokenizer_path": facts["tokenizer_path"] or path,
+            "max_model_len": self._ctx.model.context_length,
+            "preferred_sampling_params": facts["default_sampling"] or None,
+            "architectures": [facts["architecture"]] if facts["architecture"] else [],
+            "has_image_understanding": facts["is_multimodal"],
+            "has_audio_understanding": False,
+        }
 
-    async def server(self, request: Request) -> Response:
-        state = await self._state(self._ctx.config.control_timeout_s)
-        return json_response(
-            {
-                **self._ctx.info,
-                "model_path": self._ctx.model.path,
-                "tokenizer_path": self._ctx.model.tokenizer_path or self._ctx.model.path,
-                "served_model_name": self._ctx.served_name,
-                "status": "ready",
-                "max_total_num_tokens": self._ctx.model.max_total_tokens,
-                "max_running_requests": self._ctx.model.max_running_requests,
-                "max_req_input_len": self._ctx.model.max_prompt_length,
-                "internal_states": [state],
-                "live_requests": self._ctx.manager.live + sum(await self._ctx.peers.all("live", "", int)),
-                "version": version(),
-                "python_version": platform.python_version(),
-            }
-        )
+    @serves(_OPTIONS, "GET /server_info", "GET /get_server_info")
+    async def server(self, request: Request) -> dict[str, Any]:
+        model, manager = self._ctx.model, self._ctx.manager
+        return {
+            **self._ctx.info,
+            "model_path": model.path,
+            "tokenizer_path": model.tokenizer_path or model.path,
+            "served_model_name": self._ctx.served_name,
+            "status": "ready",
+            "max_total_num_tokens": model.max_total_tokens,
+            "max_running_requests": model.max_running_requests,
+            "max_req_input_len": model.max_prompt_length,
+            "internal_states": [await self._state(self._ctx.config.control_timeout_s)],
+            "live_requests": manager.live + sum(await self._ctx.peers.all("live", "", int)),
+            "version": version(),
+            "python_version": platform.python_version(),
+        }
 
-    async def load(self, request: Request) -> Response:
+    @serves(Operation("Load of the server", response=list[Load], errors=(504,)), "GET /get_load")
+    async def load(self, request: Request) -> list[Load]:
         state = await self._state(self._ctx.config.control_timeout_s)
         waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
         used = int(state.get("slots", 0)) - int(state.get("free", 0)) - int(state.get("evictable", 0))
-        return json_response([Load(0, int(state.get("running", 0)) + waiting, waiting, max(0, used))])
+        return [Load(0, int(state.get("running", 0)) + waiting, waiting, max(0, used))]
 
-    async def loads(self, request: Request) -> Response:
+    @serves(Operation("Load of the server, in detail", response=Loads, errors=(504,)), "GET /v1/loads")
+    async def loads(self, request: Request) -> Loads:
         state = await self._state(self._ctx.config.control_timeout_s)
         running = int(state.get("running", 0))
         waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
         used, share = int(state.get("num_used_tokens", 0)), float(state.get("token_usage", 0.0))
-        model = self._ctx.model
         one = RankLoad(
             dp_rank=0,
             num_running_reqs=running,
             num_waiting_reqs=waiting,
             num_total_reqs=running + waiting,
             num_used_tokens=used,
-            max_total_num_tokens=model.max_total_tokens,
+            max_total_num_tokens=self._ctx.model.max_total_tokens,
             token_usage=share,
-            max_running_requests=model.max_running_requests,
+            max_running_requests=self._ctx.model.max_running_requests,
             gen_throughput=float(state.get("gen_throughput", 0.0)),
             cache_hit_rate=float(state.get("cache_hit_rate", 0.0)),
         )
         now = datetime.fromtimestamp(self._ctx.clock(), UTC).isoformat()
         total = TotalLoad(running, waiting, running + waiting, used, share)
-        return json_response(Loads(now, version(), 1, [one], total))
+        return Loads(now, version(), 1, [one], total)
 
-    async def version(self, request: Request) -> Response:
-        return json_response(Version(version()))
+    @serves(Operation("The version of this server", response=Version), "GET /version")
+    async def version(self, request: Request) -> Version:
+        return Version(version())
 
+    @serves(Operation("Metrics for Prometheus", response="text"), "GET /metrics")
     async def metrics(self, request: Request) -> Response:
         if not self._ctx.config.enable_metrics:
             raise NotFound("metrics are disabled", where="/metrics", hint="enable_metrics")
@@ -310,18 +275,18 @@ class Info:
         return Response(body, headers={"content-type": kind})
 
     async def _state(self, patience: float) -> dict[str, Any]:
-        return await self._asked(GetStateReq(), patience)
+        return await self._question(GetStateReq(), patience)
 
-    async def _asked(self, question: SingleReq, patience: float) -> dict[str, Any]:
+    async def _question(self, question: SingleReq, patience: float) -> dict[str, Any]:
         return (await self._ctx.manager.control_async(question, patience)).data
 
 
-def _heard_out(check: asyncio.Task[None]) -> None:
-    """Those who asked may all be gone; then nobody else takes the error."""
+def _take_error(check: asyncio.Task[None]) -> None:
+    """Retrieve the error: the requests that wait for it may have been cancelled."""
     if not check.cancelled():
         check.exception()
 
 
 def _unwell(fault: RuntimeFault) -> Response:
-    """Whatever the reason, the status that load balancers understand."""
+    """Always with the status that load balancers understand."""
     return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})

@@ -1,8 +1,8 @@
-"""The pages of a server: what it is (/), its API (/docs) and the viewer (/viewer). Whoever asks `/` for JSON
-gets JSON.
+"""The pages of a server: an overview (/, also as JSON), its API (/docs, /openapi.json) and the viewer
+(/viewer).
 
-They are the same for everybody: browsers send no key by themselves. What the viewer shows it asks for, with a
-key where one is needed.
+They are the same for all clients: browsers send no key by themselves. The viewer fetches what it shows, with
+a key if one is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from runtime import viewer
 from runtime.protocol.console import version
-from runtime.server.context import ServerContext
+from runtime.server.context import RouteGroup, ServerContext, json_endpoint
 from runtime.server.http.errors import json_response
 
 NAME = "sglang-dsl runtime"
@@ -32,40 +32,40 @@ LINKS = {
 }
 
 
-def routes(ctx: ServerContext, document: Mapping[str, Any], *, secured: bool) -> list[Route]:
-    """`document`: the OpenAPI document of the other routes. secured: an API key is asked for."""
-    pages = Pages(ctx, document, secured)
-    return [
-        Route("/", pages.index),
-        Route("/docs", pages.docs),
-        Route("/viewer", pages.viewer),
-        Route("/viewer/sources.json", pages.sources),
-        *(Route(f"/viewer/{name}", pages.asset) for name in viewer.NAMES),
-    ]
+class Pages(RouteGroup):
+    """`document`: the OpenAPI document of the other routes. secured: an API key is required."""
 
-
-class Pages:
-    def __init__(self, ctx: ServerContext, document: Mapping[str, Any], secured: bool) -> None:
-        self._ctx, self._secured = ctx, secured
-        self._paths: Mapping[str, Any] = document["paths"]
+    def __init__(self, ctx: ServerContext, document: Mapping[str, Any], *, secured: bool) -> None:
+        super().__init__(ctx)
+        self._secured, self._document = secured, document
         self._docs = _page(f"{NAME}: API", _api(document))
 
-    async def index(self, request: Request) -> Response:
-        facts = self._facts()
+    def routes(self) -> list[Route]:
+        handlers = {
+            "/": self.index,
+            "/docs": self.docs,
+            "/openapi.json": self.openapi,
+            "/viewer": self.viewer,
+            "/viewer/sources.json": self.sources,
+            **{f"/viewer/{name}": self.asset for name in viewer.NAMES},
+        }
+        return [Route(path, json_endpoint(handler)) for path, handler in handlers.items()]
+
+    async def openapi(self, request: Request) -> Mapping[str, Any]:
+        return self._document
+
+    async def index(self, request: Request) -> Any:
+        facts = {}
+        if not self._secured:  # else neither version nor model is public
+            kind = "generates text" if self._ctx.model.is_generation else "makes vectors"
+            facts = {"version": version(), "model": self._ctx.served_name, "kind": kind}
         if "text/html" not in request.headers.get("accept", ""):
             links = {path.removeprefix("/").removesuffix(".json"): path for path in LINKS}
-            return json_response({"name": NAME, **facts, **links, "routes": sorted(self._paths)})
+            return {"name": NAME, **facts, **links, "routes": sorted(self._document["paths"])}
         rows = "".join(f"<dt>{escape(key)}<dd>{escape(value)}" for key, value in facts.items())
         items = "".join(f'<li><a href="{path}">{path}</a> {escape(what)}' for path, what in LINKS.items())
         needs = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>." * self._secured
         return html_response(_page(NAME, f"<p>{escape(WHAT)}</p>{needs}<dl>{rows}</dl><ul>{items}</ul>"))
-
-    def _facts(self) -> dict[str, str]:
-        """What may be told to anybody: behind a key, neither version nor model."""
-        if self._secured:
-            return {}
-        kind = "generates text" if self._ctx.model.is_generation else "makes vectors"
-        return {"version": version(), "model": self._ctx.served_name, "kind": kind}
 
     async def docs(self, request: Request) -> Response:
         return html_response(self._docs)
@@ -74,10 +74,10 @@ class Pages:
         return html_response(viewer.asset(viewer.PAGE)[0])
 
     async def sources(self, request: Request) -> Response:
-        found = viewer.Sources(
+        sources = viewer.Sources(
             title=NAME, requests="/recent_requests", radix="/radix_tree", wants_key=self._secured
         )
-        return json_response(found, headers=viewer.HEADERS)
+        return json_response(sources, headers=viewer.HEADERS)
 
     async def asset(self, request: Request) -> Response:
         body, kind = viewer.asset(request.url.path.rpartition("/")[2])
@@ -90,7 +90,7 @@ def html_response(body: str | bytes, status: int = 200, headers: Mapping[str, st
 
 
 def wait_page(why: str) -> str:
-    """A page that asks again every second, until another one is there. It needs no other file."""
+    """A page that reloads every second, until the server is ready. It needs no other file."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(NAME)}</title>'
         '<meta http-equiv="refresh" content="1"><meta name="color-scheme" content="light dark">'
@@ -108,7 +108,7 @@ def _page(title: str, body: str) -> str:
 
 
 def _api(document: Mapping[str, Any]) -> str:
-    """All operations by tag, each with its parameters and the fields of its body."""
+    """All operations by tag, with their parameters and the fields of their bodies."""
     tags: dict[str, list[str]] = {}
     for path, item in document["paths"].items():
         for method, operation in item.items():

@@ -1,4 +1,4 @@
-"""A text that a model wrote, taken apart: into content and tool calls, or into reasoning and answer.
+"""A model's text, split into content and tool calls, or into reasoning and answer.
 
 POST /parse_function_call {"text": "...", "tools": [...], "tool_call_parser": "qwen25"}
     -> {"normal_text": "...", "calls": [...]}
@@ -12,16 +12,13 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.reasoning.marks import AUTO, reasoning_type
 from runtime.formats.reasoning.splitter import split_reasoning
 from runtime.formats.tools import FunctionCallParser, ToolCallItem
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import UnknownName
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response
+from runtime.server.context import RouteGroup, serves
 from runtime.server.http.openapi import Operation
 
 MOST_TEXT = 1 << 20
@@ -29,7 +26,7 @@ MOST_TEXT = 1 << 20
 
 
 class ParseFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """tools: as in /v1/chat/completions. tool_call_parser: a format's name; left out: the model's own."""
+    """tools: as in /v1/chat/completions. tool_call_parser: a format's name, by default the model's."""
 
     text: str
     tools: list[dict[str, Any]] = []
@@ -37,14 +34,14 @@ class ParseFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ParsedCalls(msgspec.Struct):
-    """Each call with its place among them, its name, and its arguments as JSON."""
+    """Each call with its index, name, and arguments as JSON."""
 
     normal_text: str
     calls: list[ToolCallItem]
 
 
 class SeparateReasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """reasoning_parser: how the model marks its reasoning; "auto": by whatever known mark the text shows."""
+    """reasoning_parser: how the model marks its reasoning; "auto": by any known mark in the text."""
 
     text: str
     reasoning_parser: str = AUTO
@@ -55,52 +52,43 @@ class SeparatedReasoning(msgspec.Struct):
     reasoning_text: str
 
 
-OPENAPI = {
-    "POST /separate_reasoning": Operation(
-        "Separate the reasoning from the answer in a text",
-        request=SeparateReasoning,
-        response=SeparatedReasoning,
-    ),
-    "POST /parse_function_call": Operation(
-        "Extract the tool calls from a text", request=ParseFunctionCall, response=ParsedCalls
-    ),
-}
+_SEPARATE = Operation(
+    "Separate the reasoning from the answer in a text",
+    request=SeparateReasoning,
+    response=SeparatedReasoning,
+)
+_PARSE = Operation("Extract the tool calls from a text", request=ParseFunctionCall, response=ParsedCalls)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def parse(request: Request) -> Response:
-        def parsed(body: ParseFunctionCall) -> ParsedCalls:
-            key = body.tool_call_parser or ctx.model.tool_parser
-            if key is None:
-                raise BadRequest(
-                    f"is needed: {ctx.model.tool_parser_reason or 'the model has none'}",
-                    where="tool_call_parser",
-                )
-            _check(body.text)
-            try:
-                parser = FunctionCallParser(body.tools, key)
-            except ValueError as error:
-                where = "tool_call_parser" if "tool_call_parser" in str(error) else "tools"
-                raise BadRequest(str(error), where=where) from error
-            return ParsedCalls(*parser.parse_non_stream(body.text))
+class Parsing(RouteGroup):
+    @serves(_SEPARATE, "POST /separate_reasoning")
+    async def separate(self, request: Request) -> SeparatedReasoning:
+        return await self._ctx.admit(request, SeparateReasoning, self._separated, encodes=True)
 
-        return json_response(await ctx.admit(request, ParseFunctionCall, parsed, encodes=True))
+    def _separated(self, body: SeparateReasoning) -> SeparatedReasoning:
+        _check(body.text)
+        try:
+            split = split_reasoning(body.text, reasoning_type(body.reasoning_parser))
+        except UnknownName as error:
+            raise BadRequest(str(error), where="reasoning_parser") from error
+        return SeparatedReasoning(split.answer, split.reasoning)
 
-    async def separate(request: Request) -> Response:
-        def separated(body: SeparateReasoning) -> SeparatedReasoning:
-            _check(body.text)
-            try:
-                found = split_reasoning(body.text, reasoning_type(body.reasoning_parser))
-            except UnknownName as error:
-                raise BadRequest(str(error), where="reasoning_parser") from error
-            return SeparatedReasoning(found.answer, found.reasoning)
+    @serves(_PARSE, "POST /parse_function_call")
+    async def parse(self, request: Request) -> ParsedCalls:
+        return await self._ctx.admit(request, ParseFunctionCall, self._parsed, encodes=True)
 
-        return json_response(await ctx.admit(request, SeparateReasoning, separated, encodes=True))
-
-    return [
-        Route("/parse_function_call", parse, methods=["POST"]),
-        Route("/separate_reasoning", separate, methods=["POST"]),
-    ]
+    def _parsed(self, body: ParseFunctionCall) -> ParsedCalls:
+        key = body.tool_call_parser or self._ctx.model.tool_parser
+        if key is None:
+            reason = self._ctx.model.tool_parser_reason or "the model has none"
+            raise BadRequest(f"is needed: {reason}", where="tool_call_parser")
+        _check(body.text)
+        try:
+            parser = FunctionCallParser(body.tools, key)
+        except ValueError as error:
+            field = "tool_call_parser" if "tool_call_parser" in str(error) else "tools"
+            raise BadRequest(str(error), where=field) from error
+        return ParsedCalls(*parser.parse_non_stream(body.text))
 
 
 def _check(text: str) -> None:

@@ -1,5 +1,5 @@
-"""Sleep and wake: the memory of the KV pool and of the weights given back for a while, as vLLM's and sglang's
-clients ask for it.
+"""Sleep and wake: release the memory of the KV pool and of the weights for a while, with vLLM's and sglang's
+routes.
 
     /sleep?level=1                      the KV pool; level 2: the weights, too
     /wake_up?tags=weights&tags=kv_cache all without tags
@@ -15,21 +15,18 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.protocol.control import HealthReq, MemoryPart, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, ModelLoadError
 from runtime.protocol.request_base import SingleReq
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response
+from runtime.server.context import RouteGroup, serves
 from runtime.server.http.openapi import Operation
-from runtime.server.native.control import MAX_WAIT_S, Done, raise_if_refused, seconds
+from runtime.server.native.control import MAX_WAIT_S, Done, seconds
 
 PARTS: tuple[MemoryPart, ...] = ("kv_cache", "weights")
 LEVELS: dict[str, tuple[MemoryPart, ...]] = {"1": ("kv_cache",), "2": PARTS}
 WAIT_S = 30.0
-"""How long requests in hand are waited for, unless said otherwise."""
+"""How long running requests are waited for by default."""
 
 
 class Memory(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,83 +41,77 @@ class Sleeping(msgspec.Struct):
 
 _WAIT = {"timeout": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S, "default": WAIT_S}}
 _TAGS = {"type": "array", "items": {"enum": list(PARTS)}}
+_QUERY = {"level": {"enum": [1, 2]}, "mode": {"enum": ["wait", "abort"]}, **_WAIT}
 _ERRORS = (400, 501, 504)
-OPENAPI: dict[str, Operation] = {
-    "POST /sleep": Operation(
-        "Release the memory of the KV cache; level 2: also of the weights",
-        response=Done,
-        errors=_ERRORS,
-        query={"level": {"enum": [1, 2]}, "mode": {"enum": ["wait", "abort"]}, **_WAIT},
-    ),
-    "POST /wake_up": Operation("Take the memory back", response=Done, errors=_ERRORS, query={"tags": _TAGS}),
-    "GET /is_sleeping": Operation("Whether memory is released", response=Sleeping, errors=(504,)),
-    "POST /release_memory_occupation": Operation(
-        "Release the memory of KV cache or weights", request=Memory, response=Done, empty_ok=True,
-        errors=_ERRORS,
-    ),
-    "POST /resume_memory_occupation": Operation(
-        "Take the memory back", request=Memory, response=Done, empty_ok=True, errors=_ERRORS
-    ),
-}  # fmt: skip
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def sleep(request: Request) -> Response:
+class Sleep(RouteGroup):
+    @serves(
+        Operation(
+            "Release the memory of the KV cache; level 2: also of the weights",
+            response=Done,
+            errors=_ERRORS,
+            query=_QUERY,
+        ),
+        "POST /sleep",
+    )
+    async def sleep(self, request: Request) -> Done:
         level = _one_of(request, "level", LEVELS)
         mode = _one_of(request, "mode", ("wait", "abort"))
         wait = seconds(request, "timeout", MAX_WAIT_S, WAIT_S)
-        return await release(LEVELS[level], wait, abort=mode == "abort")
+        order = ReleaseMemoryReq(parts=LEVELS[level], abort=mode == "abort", timeout_s=wait)
+        return await self._done(order, wait)
 
-    async def wake_up(request: Request) -> Response:
-        given = request.query_params.getlist("tags")
-        if unknown := [tag for tag in given if tag not in PARTS]:
+    @serves(
+        Operation("Take the memory back", response=Done, errors=_ERRORS, query={"tags": _TAGS}),
+        "POST /wake_up",
+    )
+    async def wake_up(self, request: Request) -> Done:
+        tags = request.query_params.getlist("tags")
+        if unknown := [tag for tag in tags if tag not in PARTS]:
             raise BadRequest(f"must be of {', '.join(PARTS)}, got {unknown[0][:40]!r}", where="tags")
-        return await resume([part for part in PARTS if part in given or not given])
+        parts = tuple(part for part in PARTS if part in tags or not tags)
+        return await self._done(ResumeMemoryReq(parts=parts), MAX_WAIT_S)
 
-    async def is_sleeping(request: Request) -> Response:
-        answer = await ctx.manager.control_async(HealthReq(), ctx.config.control_timeout_s)
-        return json_response(Sleeping(bool(answer.data.get("released"))))
+    @serves(Operation("Whether memory is released", response=Sleeping, errors=(504,)), "GET /is_sleeping")
+    async def is_sleeping(self, request: Request) -> Sleeping:
+        return Sleeping(bool((await self._ctx.control(HealthReq())).data.get("released")))
 
-    async def release_memory(request: Request) -> Response:
-        return await release(await parts_of(request), WAIT_S, abort=False)
+    @serves(
+        Operation(
+            "Release the memory of KV cache or weights", request=Memory, response=Done, empty_ok=True,
+            errors=_ERRORS,
+        ),
+        "POST /release_memory_occupation",
+    )  # fmt: skip
+    async def release(self, request: Request) -> Done:
+        return await self._done(ReleaseMemoryReq(parts=await self._parts(request), timeout_s=WAIT_S), WAIT_S)
 
-    async def resume_memory(request: Request) -> Response:
-        return await resume(await parts_of(request))
+    @serves(
+        Operation("Take the memory back", request=Memory, response=Done, empty_ok=True, errors=_ERRORS),
+        "POST /resume_memory_occupation",
+    )
+    async def resume(self, request: Request) -> Done:
+        return await self._done(ResumeMemoryReq(parts=await self._parts(request)), MAX_WAIT_S)
 
-    async def parts_of(request: Request) -> list[MemoryPart]:
-        asked = await ctx.asked(request, Memory, empty_ok=True)
-        tags = PARTS if asked.tags is None else asked.tags
-        if not (parts := [part for part in PARTS if part in tags]):
+    async def _parts(self, request: Request) -> tuple[MemoryPart, ...]:
+        body = await self._ctx.body(request, Memory, empty_ok=True)
+        tags = PARTS if body.tags is None else body.tags
+        if not (parts := tuple(part for part in PARTS if part in tags)):
             raise BadRequest(f"must name one of {', '.join(PARTS)}", where="tags")
         return parts
 
-    async def release(parts: list[MemoryPart] | tuple[MemoryPart, ...], wait: float, abort: bool) -> Response:
-        return await ask(ReleaseMemoryReq(parts=tuple(parts), abort=abort, timeout_s=wait), wait)
-
-    async def resume(parts: list[MemoryPart]) -> Response:
-        return await ask(ResumeMemoryReq(parts=tuple(parts)), MAX_WAIT_S)
-
-    async def ask(order: SingleReq, longer: float) -> Response:
-        answer = await ctx.manager.control_async(order, ctx.config.control_timeout_s + longer)
+    async def _done(self, order: SingleReq, longer_s: float) -> Done:
         try:
-            raise_if_refused(answer)
+            return Done.of(await self._ctx.control(order, longer_s))
         except ModelLoadError as error:
             raise BadRequest(f"the weights cannot be read again: {error}", where="tags") from error
-        return json_response(Done(True, answer.message, answer.data))
-
-    return [
-        Route("/sleep", sleep, methods=["POST"]),
-        Route("/wake_up", wake_up, methods=["POST"]),
-        Route("/is_sleeping", is_sleeping, methods=["GET"]),
-        Route("/release_memory_occupation", release_memory, methods=["POST"]),
-        Route("/resume_memory_occupation", resume_memory, methods=["POST"]),
-    ]
 
 
 def _one_of(request: Request, name: str, known: dict[str, tuple[MemoryPart, ...]] | tuple[str, ...]) -> str:
-    """A query parameter, the first of `known` where there is none. Raises BadRequest."""
+    """A query parameter, by default the first of `known`. Raises BadRequest."""
     first, *_ = known
-    given = request.query_params.get(name, first)
-    if given not in known:
-        raise BadRequest(f"must be one of {', '.join(known)}, got {given[:40]!r}", where=name)
-    return given
+    value = request.query_params.get(name, first)
+    if value not in known:
+        raise BadRequest(f"must be one of {', '.join(known)}, got {value[:40]!r}", where=name)
+    return value

@@ -1,8 +1,8 @@
-"""Traces: a span for each HTTP request, within the client's trace where it sent a `traceparent` (W3C Trace
+"""Traces: a span for each HTTP request, within the client's trace if it sends a `traceparent` (W3C Trace
 Context), and below it one for each generation, with its time in the queue, in prefill and in decode.
 
-Attributes are those of OpenTelemetry's conventions for HTTP and generative models. Spans go to a collector
-over OTLP; without the packages of the extra `ops` there are none.
+Attributes follow OpenTelemetry's conventions for HTTP and generative models. Spans go to a collector over
+OTLP, with the packages of the extra `ops`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NS = 1_000_000_000
 
 
 class Tracing(Observer):
-    """`provider`: an SDK's TracerProvider. An observer of the frontend besides. Raises MissingExtra."""
+    """An observer of the frontend. `provider`: an SDK's TracerProvider. Raises MissingExtra."""
 
     def __init__(self, provider: Any, model: str) -> None:
         self._api = _module("opentelemetry.trace")
@@ -56,7 +56,7 @@ class Tracing(Observer):
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Iterator[Any]:
-        """The span of an HTTP request; what is done within belongs to it. Gives the span."""
+        """Yields the span of an HTTP request, which is current within the block."""
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         attributes = {"http.request.method": scope["method"], "url.path": quote(scope["path"])}
         if (identity := REQUEST_ID.get()) is not None:
@@ -74,7 +74,7 @@ class Tracing(Observer):
                 TRACE_ID.reset(token)
 
     def answered(self, span: Any, method: str, route: str, status: int | None) -> None:
-        """What is known of the request at its end. route: the path, its parameters unfilled."""
+        """Set the attributes of an ended request. route: the path with its parameters' names."""
         span.update_name(f"{method} {route}")
         span.set_attribute("http.route", route)
         span.set_attribute("http.response.status_code", status or 499)
@@ -82,7 +82,7 @@ class Tracing(Observer):
             span.set_status(self._api.StatusCode.ERROR)
 
     def close(self) -> None:
-        """Send what is left, for some seconds at most."""
+        """Send the remaining spans, for some seconds at most."""
         self._provider.force_flush(FLUSH_MS)
 
     # -- the observer ----------------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ class Tracing(Observer):
                 self._live[request.rid] = self._api.set_span_in_context(span), time.time_ns()
 
     def on_first_token(self, request: Begun, seconds: float) -> None:
-        """Told at the end."""
+        """Recorded at the end."""
 
     def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
-        """Counted at the end."""
+        """Recorded at the end."""
 
     def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
         queue, first = (
@@ -127,10 +127,10 @@ class Tracing(Observer):
         stages: Mapping[str, tuple[float, float]],
     ) -> None:
         with self._lock:
-            found = self._live.pop(request.rid, None)
-        if found is None:
+            live = self._live.pop(request.rid, None)
+        if live is None:
             return
-        context, began = found
+        context, began = live
 
         def at(passed: float) -> int:
             return began + int(passed * NS)

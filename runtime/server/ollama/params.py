@@ -1,5 +1,5 @@
-"""What Ollama's bodies hold, and what of it the runtime knows by another name. Source of the shapes: Ollama's
-API reference (docs/api.md).
+"""Ollama's bodies, and their fields as the runtime's. Source of the shapes: Ollama's API reference
+(docs/api.md).
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields
-from runtime.server.http.errors import NotSupported
-from runtime.server.http.left_out import remark, says_nothing
+from runtime.server.http.ignored import is_empty, remark
+from runtime.server.openai.messages import optional_text
 from runtime.server.openai.params import check_model
 from runtime.server.output_format import ANY_OBJECT
+from runtime.server.replies import thinking_switch
 
 _SAME = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
 _OF_THE_MACHINE = (
@@ -26,7 +27,7 @@ _OF_THE_MACHINE = (
     "mirostat_tau",
 )  # fmt: skip
 _FIXED = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "draft_num_predict": 0}
-"""Options that are taken with their default only."""
+"""Options that must have their default."""
 _ROLES = ("system", "user", "assistant", "tool")
 _MESSAGE = frozenset(
     {"role", "content", "images", "tool_calls", "tool_name", "tool_call_id", "thinking", "name"}
@@ -46,15 +47,15 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaChat(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
-    """Without messages: whether the model is there."""
+    """Without messages: whether the model is loaded."""
 
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerate(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
-    """prompt goes through the chat template, after `system`; raw: as it stands. suffix: what comes after the
-    hole that is filled. Without a prompt: whether the model is there."""
+    """prompt goes through the chat template, after `system`; raw: as it is. suffix: the text after the
+    completion (fill-in-the-middle). Without a prompt: whether the model is loaded."""
 
     prompt: str = ""
     suffix: str | None = None
@@ -66,7 +67,7 @@ class OllamaGenerate(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaEmbed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """truncate: false = a text that is too long is refused, as it is without."""
+    """truncate: false = a text that is too long is refused, as by default."""
 
     model: str
     input: str | list[str]
@@ -96,7 +97,7 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         "options",
     )
     for name, value in options.items():
-        if says_nothing(value):
+        if is_empty(value):
             continue
         if name in _SAME:
             sampling[name] = value
@@ -110,8 +111,8 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         elif name == "repeat_penalty":
             sampling["repetition_penalty"] = value
         elif name == "num_predict" and value >= 0:
-            # Ollama ends at the context's end, whatever was asked for.
-            sampling["max_new_tokens"] = value if value < ctx.model.context_length else UNLIMITED
+            # Ollama ends at the end of the context, whatever the limit.
+            sampling["max_new_tokens"] = value if value < ctx.model.context_length else ROOM
         elif name == "seed" and value >= 0:
             sampling["seed"] = value
     if body.keep_alive is not None:
@@ -132,58 +133,56 @@ NAMES = {
     "max_new_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
     "json_schema": "format", "text": "prompt", **{name: f"options.{name}" for name in (*_SAME, "seed")},
 }  # fmt: skip
-"""What the runtime's fields are called here."""
+"""The runtime's names of fields -> those of these routes."""
 
 
 def thinking_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
-    """Fields of a GenerateReqInput that `think` asks for. Raises BadRequest."""
+    """Fields of a GenerateReqInput for `think`. Raises BadRequest."""
     if body.think is None:
         return {"require_reasoning": None}
     if body.think and ctx.manager.reasoning is None:
         raise BadRequest(f"{body.model[:200]!r} does not support thinking", where="think")
-    made: dict[str, Any] = {"require_reasoning": bool(body.think)}
-    # Only a checkpoint's own template may know the switch; the others would refuse any variable.
-    if ctx.model.template_source == "checkpoint jinja":
-        made["template_kwargs"] = {"enable_thinking": bool(body.think)}
-        if isinstance(body.think, str):
-            made["template_kwargs"]["reasoning_effort"] = body.think
-    return made
+    fields: dict[str, Any] = {"require_reasoning": bool(body.think)}
+    variables: dict[str, Any] = thinking_switch(ctx, bool(body.think))
+    if variables and isinstance(body.think, str):
+        variables["reasoning_effort"] = body.think
+    return {**fields, "template_kwargs": variables} if variables else fields
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises BadRequest with the place of what is wrong."""
+    """Raises BadRequest with the path of what is wrong."""
     return [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
 
 
-def _message(one: Mapping[str, Any], where: str) -> Message:
-    one = known_fields(one, _MESSAGE, where)
+def _message(one: Mapping[str, Any], path: str) -> Message:
+    one = known_fields(one, _MESSAGE, path)
     role, content = one.get("role"), one.get("content") or ""
     if role not in _ROLES:
-        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{where}.role")
+        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{path}.role")
     if not isinstance(content, str):
-        raise BadRequest(f"must be a string, got {json_type(content)}", where=f"{where}.content")
+        raise BadRequest(f"must be a string, got {json_type(content)}", where=f"{path}.content")
     called = one.get("tool_calls") or []
     if not isinstance(called, list):
-        raise BadRequest(f"must be a list, got {json_type(called)}", where=f"{where}.tool_calls")
-    calls = tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(called))
+        raise BadRequest(f"must be a list, got {json_type(called)}", where=f"{path}.tool_calls")
+    calls = tuple(_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(called))
     if calls and role != "assistant":
-        raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
+        raise BadRequest("only an assistant's message has tool calls", where=f"{path}.tool_calls")
     return Message(
         role=str(role),
-        content=content_of(content, one.get("images"), f"{where}.images"),
-        name=_text(one, "tool_name", where) or _text(one, "name", where),
+        content=content_of(content, one.get("images"), f"{path}.images"),
+        name=optional_text(one, "tool_name", path) or optional_text(one, "name", path),
         tool_calls=calls,
-        tool_call_id=_text(one, "tool_call_id", where),
-        reasoning_content=_text(one, "thinking", where) if role == "assistant" else None,
+        tool_call_id=optional_text(one, "tool_call_id", path),
+        reasoning_content=optional_text(one, "thinking", path) if role == "assistant" else None,
     )
 
 
-def content_of(text: str, images: Any, where: str) -> str | list[dict[str, Any]]:
+def content_of(text: str, images: Any, path: str) -> str | list[dict[str, Any]]:
     """A text, and before it the images, which Ollama's clients send in base64."""
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise BadRequest("must be a list of images in base64", where=where)
+        raise BadRequest("must be a list of images in base64", where=path)
     kinds = {"iVBOR": "png", "R0lG": "gif", "UklG": "webp"}
     parts: list[dict[str, Any]] = []
     for image in images:
@@ -192,7 +191,7 @@ def content_of(text: str, images: Any, where: str) -> str | list[dict[str, Any]]
     return [*parts, {"type": "text", "text": text}]
 
 
-def _call(call: Any, where: str) -> ToolCall:
+def _call(call: Any, path: str) -> ToolCall:
     match call:
         case {"function": {"name": str(name), **rest}}:
             arguments = rest.get("arguments") or {}
@@ -200,11 +199,4 @@ def _call(call: Any, where: str) -> ToolCall:
             text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
             return ToolCall(name, text, identity if isinstance(identity, str) else None)
         case _:
-            raise BadRequest('must be {"function": {"name", "arguments"}}', where=where)
-
-
-def _text(one: Mapping[str, Any], name: str, where: str) -> str | None:
-    value = one.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{where}.{name}")
-    return value
+            raise BadRequest('must be {"function": {"name", "arguments"}}', where=path)

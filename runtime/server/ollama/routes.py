@@ -1,8 +1,5 @@
-"""Ollama's interface: /api/chat and /api/generate (lines of JSON, or whole), /api/embed, and what tells of
-the one model that is served: /api/tags, /api/ps, /api/show, /api/version.
-
-It knows messages and lines; prompts, templates and tokens are the frontend's. Models are neither fetched nor
-changed.
+"""Ollama's interface: /api/chat and /api/generate (lines of JSON, or whole), /api/embed, and information
+about the model: /api/tags, /api/ps, /api/show, /api/version. Models are neither fetched nor changed.
 """
 
 from __future__ import annotations
@@ -12,12 +9,10 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
@@ -26,11 +21,10 @@ from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.requests.embedding import EmbeddingReqInput
-from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import json_response
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
-from runtime.server.http.sse import EventStream, closing_stream
+from runtime.server.http.sse import EventStream, while_connected
 from runtime.server.ollama.params import (
     NAMES,
     OllamaChat,
@@ -44,13 +38,12 @@ from runtime.server.ollama.params import (
     sampling_of,
     thinking_of,
 )
-from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.replies import follow, parsers, ready, run, shown_marks
+from runtime.server.openai.messages import tool_use
+from runtime.server.replies import Generation, continued, embed, shown_marks
 from runtime.server.tool_use import ToolUse
 
-_Asked: TypeAlias = tuple[OllamaRequest, tuple[GenerateReqInput, ToolUse] | None]
 PREFIXES = ("/api/",)
-"""Paths whose errors look as Ollama's clients expect."""
+"""Paths whose errors have Ollama's shape."""
 LINES = {"content-type": "application/x-ndjson"}
 
 
@@ -59,7 +52,7 @@ class OllamaError(msgspec.Struct):
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """message (/api/chat) or response (/api/generate): what is new, in streams. Durations in nanoseconds, at
+    """message (/api/chat) or response (/api/generate): what is new, in streams. Durations, in nanoseconds, at
     the end."""
 
     model: str
@@ -93,39 +86,7 @@ class OllamaVersion(msgspec.Struct):
     version: str
 
 
-def _operation(summary: str, response: Any, request: Any = None, **more: Any) -> Operation:
-    return Operation(summary, request=request, response=response, error=OllamaError, tag="ollama", **more)
-
-
-OPENAPI = {
-    "POST /api/chat": _operation(
-        "Chat completion (Ollama API)",
-        OllamaAnswer,
-        OllamaChat,
-        errors=(404, 501, 504),
-        lines=True,
-    ),
-    "POST /api/generate": _operation(
-        "Text completion (Ollama API)",
-        OllamaAnswer,
-        OllamaGenerate,
-        errors=(404, 501, 504),
-        lines=True,
-    ),
-    "POST /api/embed": _operation(
-        "Embeddings (Ollama API)", OllamaVectors, OllamaEmbed, errors=(404, 501, 504)
-    ),
-    "POST /api/show": _operation(
-        "Information about the model (Ollama API)", {"type": "object"}, OllamaShow, errors=(404,)
-    ),
-    "GET /api/tags": _operation("The served model (Ollama API)", OllamaModels),
-    "GET /api/ps": _operation("The loaded model (Ollama API)", OllamaModels),
-    "GET /api/version": _operation("The version of this server (Ollama API)", OllamaVersion),
-}
-
-
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
-    """The error in Ollama's shape."""
     return {"error": str(fault)}
 
 
@@ -133,32 +94,37 @@ def line(data: Any) -> bytes:
     return msgspec.json.encode(data) + b"\n"
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    ollama = _Routes(ctx)
-    return [
-        Route("/api/chat", ollama.chat, methods=["POST"]),
-        Route("/api/generate", ollama.generate, methods=["POST"]),
-        Route("/api/embed", ollama.embed, methods=["POST"]),
-        Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/tags", ollama.tags, methods=["GET"]),
-        Route("/api/ps", ollama.tags, methods=["GET"]),
-        Route("/api/version", ollama.version, methods=["GET"]),
-    ]
+def _about(summary: str, response: Any, request: Any = None, **more: Any) -> Operation:
+    summary = f"{summary} (Ollama API)"
+    return Operation(summary, request=request, response=response, error=OllamaError, tag="ollama", **more)
 
 
-class _Routes:
+_ERRORS = (404, 501, 504)
+_CHAT = _about("Chat completion", OllamaAnswer, OllamaChat, errors=_ERRORS, lines=True)
+_GENERATE = _about("Text completion", OllamaAnswer, OllamaGenerate, errors=_ERRORS, lines=True)
+
+
+class Ollama(RouteGroup):
     def __init__(self, ctx: ServerContext) -> None:
-        self._ctx = ctx
+        super().__init__(ctx)
         self._began = _moment(ctx)
 
-    async def chat(self, request: Request) -> Response:
-        def asked(body: OllamaChat) -> _Asked:
-            return body, None if not body.messages else _chat_of(self._ctx, body)
+    @serves(_CHAT, "POST /api/chat")
+    async def chat(self, request: Request) -> Any:
+        return await self._answer(request, await self._ctx.admit(request, OllamaChat, self._job_of))
 
-        return await self._answer(request, *await self._ctx.admit(request, OllamaChat, asked))
+    @serves(_GENERATE, "POST /api/generate")
+    async def generate(self, request: Request) -> Any:
+        return await self._answer(request, await self._ctx.admit(request, OllamaGenerate, self._job_of))
 
-    async def generate(self, request: Request) -> Response:
-        def asked(body: OllamaGenerate) -> _Asked:
+    def _job_of(self, body: OllamaChat | OllamaGenerate) -> _Job | OllamaAnswer:
+        """A job; or the answer to a body without a prompt, by which clients load a model."""
+        adapter_of(self._ctx, body.model)
+        if isinstance(body, OllamaChat):
+            if body.messages:
+                return _Job(self._ctx, body, *_chat_of(self._ctx, body))
+            part: dict[str, Any] = {"message": {"role": "assistant", "content": ""}}
+        else:
             for name in ("template", "context"):
                 if getattr(body, name):
                     raise BadRequest(
@@ -166,68 +132,63 @@ class _Routes:
                         "conversation",
                         where=name,
                     )
-            return body, None if not body.prompt else _text_of(self._ctx, body)
+            if body.prompt:
+                return _Job(self._ctx, body, *_text_of(self._ctx, body))
+            part = {"response": ""}
+        moment = _moment(self._ctx)
+        return OllamaAnswer(model=body.model, created_at=moment, done=True, done_reason="load", **part)
 
-        return await self._answer(request, *await self._ctx.admit(request, OllamaGenerate, asked))
-
-    async def _answer(
-        self, request: Request, body: OllamaRequest, asked: tuple[GenerateReqInput, ToolUse] | None
-    ) -> Response:
-        adapter_of(self._ctx, body.model)
-        if asked is None:  # clients load a model so, which is loaded here
-            part: dict[str, Any] = {"response": ""}
-            if isinstance(body, OllamaChat):
-                part = {"message": {"role": "assistant", "content": ""}}
-            answer = OllamaAnswer(
-                model=body.model, created_at=_moment(self._ctx), done=True, done_reason="load", **part
-            )
-            return json_response(answer)
-        job = _Job(self._ctx, body, *asked)
-        if body.stream:
+    async def _answer(self, request: Request, job: _Job | OllamaAnswer) -> Any:
+        if isinstance(job, OllamaAnswer):
+            return job
+        if job.streams:
             return EventStream(
                 job.stream(), keep_alive_s=0.0, on_fault=lambda fault: line(error_body(fault)), headers=LINES
             )
-        return json_response(await self._ctx.while_connected(request, job.whole()))
+        return await while_connected(request, job.whole())
 
-    async def embed(self, request: Request) -> Response:
+    @serves(_about("Embeddings", OllamaVectors, OllamaEmbed, errors=_ERRORS), "POST /api/embed")
+    async def embed(self, request: Request) -> OllamaVectors:
         model, req = await self._ctx.admit(request, OllamaEmbed, lambda body: _vectors_of(self._ctx, body))
-        return json_response(await self._ctx.while_connected(request, _embedded(self._ctx, model, req)))
+        return await while_connected(request, _embedded(self._ctx, model, req))
 
-    async def show(self, request: Request) -> Response:
+    @serves(
+        _about("Information about the model", {"type": "object"}, OllamaShow, errors=(404,)), "POST /api/show"
+    )
+    async def show(self, request: Request) -> dict[str, Any]:
         name = await self._ctx.admit(request, OllamaShow, lambda body: body.model or body.name)
         if not name:
             raise BadRequest("is missing", where="model")
         adapter_of(self._ctx, name)
         model = self._ctx.model
         family = model.model_type or "unknown"
-        capabilities = ["completion", "insert"] if model.is_generation else ["embedding"]
-        if model.tool_parser is not None:
-            capabilities.append("tools")
-        if self._ctx.manager.reasoning is not None:
-            capabilities.append("thinking")
-        if model.is_multimodal:
-            capabilities.append("vision")
-        return json_response(
-            {
-                "modelfile": "",
-                "license": "",
-                "parameters": "\n".join(
-                    f"{word} {json.dumps(value)}" for word, value in model.default_sampling.items()
-                ),
-                "template": model.template_name or "",
-                "modified_at": self._began,
-                "details": self._details(),
-                "model_info": {
-                    "general.architecture": family,
-                    f"{family}.context_length": model.context_length,
-                    f"{family}.embedding_length": model.hidden_size,
-                    f"{family}.vocab_size": model.vocab_size,
-                },
-                "capabilities": capabilities,
-            }
-        )
+        capabilities = {
+            "completion": model.is_generation,
+            "insert": model.is_generation,
+            "embedding": not model.is_generation,
+            "tools": model.tool_parser is not None,
+            "thinking": self._ctx.manager.reasoning is not None,
+            "vision": model.is_multimodal,
+        }
+        parameters = (f"{key} {json.dumps(value)}" for key, value in model.default_sampling.items())
+        return {
+            "modelfile": "",
+            "license": "",
+            "parameters": "\n".join(parameters),
+            "template": model.template_name or "",
+            "modified_at": self._began,
+            "details": self._details(),
+            "model_info": {
+                "general.architecture": family,
+                f"{family}.context_length": model.context_length,
+                f"{family}.embedding_length": model.hidden_size,
+                f"{family}.vocab_size": model.vocab_size,
+            },
+            "capabilities": [name for name, has in capabilities.items() if has],
+        }
 
-    async def tags(self, request: Request) -> Response:
+    @serves(_about("The served model", OllamaModels), "GET /api/tags")
+    async def tags(self, request: Request) -> OllamaModels:
         model = self._ctx.model
         facts = f"{model.path}\n{model.architecture}\n{model.weight_version}"
         shared = {
@@ -238,20 +199,22 @@ class _Routes:
             "digest": hashlib.sha256(facts.encode()).hexdigest(),
             "details": self._details(),
         }
-        return json_response(
-            OllamaModels([{"name": name, "model": name, **shared} for name in self._ctx.served_names])
-        )
+        return OllamaModels([{"name": name, "model": name, **shared} for name in self._ctx.served_names])
 
-    async def version(self, request: Request) -> Response:
-        return json_response(OllamaVersion(version()))
+    @serves(_about("The loaded model", OllamaModels), "GET /api/ps")
+    async def loaded(self, request: Request) -> OllamaModels:
+        return await self.tags(request)
+
+    @serves(_about("The version of this server", OllamaVersion), "GET /api/version")
+    async def version(self, request: Request) -> OllamaVersion:
+        return OllamaVersion(version())
 
     def _details(self) -> dict[str, Any]:
         model = self._ctx.model
-        kind = "gguf" if model.path.endswith(".gguf") else "safetensors"
         family = model.model_type or "unknown"
         return {
             "parent_model": "",
-            "format": kind,
+            "format": "gguf" if model.path.endswith(".gguf") else "safetensors",
             "family": family,
             "families": [family],
             "parameter_size": "",
@@ -261,13 +224,10 @@ class _Routes:
 
 def _chat_of(ctx: ServerContext, body: OllamaChat) -> tuple[GenerateReqInput, ToolUse]:
     history = messages_of(body.messages)
-    begun = history[-1].role == "assistant" and not history[-1].tool_calls
     sampling = sampling_of(ctx, body)
-    tools, choice = callable_tools(tools_of(body.tools, None), None)
-    use = ToolUse.of(ctx.model, tools, choice, None, history, sampling)
-    fields: dict[str, Any] = {"tools": tools_of(body.tools, None)} if body.tools else {}
-    messages = conversation(history, continue_final_message=begun)
-    return _request(ctx, body, {**sampling, **use.sampling}, messages=messages, **fields), use
+    tools, use = tool_use(ctx.model, body.tools, None, None, history, sampling)
+    sampling |= use.sampling
+    return _request(ctx, body, sampling, messages=continued(history), **tools), use
 
 
 def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput, ToolUse]:
@@ -288,14 +248,13 @@ def _request(
     thinking = thinking_of(ctx, body)
     if "messages" not in prompt:
         thinking.pop("template_kwargs", None)
-    request = GenerateReqInput(
+    return GenerateReqInput(
         sampling_params={**sampling, **shown_marks(ctx, bool(body.think) or None)},
         lora_path=adapter_of(ctx, body.model),
         stream=body.stream,
         **thinking,
         **prompt,
     )
-    return ready(ctx, request, NAMES)
 
 
 def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
@@ -308,20 +267,14 @@ def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingRe
 
 
 async def _embedded(ctx: ServerContext, model: str, request: EmbeddingReqInput) -> OllamaVectors:
-    with mapped_errors({"text": "input"}):
-        vectors, tokens, took = [], 0, 0.0
-        for outcome in await ctx.manager.embed(request):
-            if isinstance(outcome, RuntimeFault):
-                raise outcome
-            vectors.append(outcome.embedding)
-            tokens += outcome.prompt_tokens
-            took = max(took, float(outcome.meta.get("e2e_latency", 0.0)))
+    outputs = await embed(ctx, request, {"text": "input"})
+    seconds = max((float(one.meta.get("e2e_latency", 0.0)) for one in outputs), default=0.0)
     return OllamaVectors(
         model=model,
-        embeddings=vectors,
-        total_duration=_nanoseconds(took),
+        embeddings=[one.embedding for one in outputs],
+        total_duration=_nanoseconds(seconds),
         load_duration=0,
-        prompt_eval_count=tokens,
+        prompt_eval_count=sum(one.prompt_tokens for one in outputs),
     )
 
 
@@ -331,19 +284,23 @@ class _Job:
     def __init__(
         self, ctx: ServerContext, body: OllamaRequest, request: GenerateReqInput, use: ToolUse
     ) -> None:
-        self._ctx, self._body, self._request = ctx, body, request
-        self._names = use.named(NAMES)
-        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None, whole_calls=True)
+        self._ctx, self._body = ctx, body
+        apart = bool(body.think) or None
+        self._generation = Generation(
+            ctx, request, NAMES, use, apart=apart, whole_calls=True, keep_aborted=True
+        )
+
+    @property
+    def streams(self) -> bool:
+        return self._body.stream
 
     async def whole(self) -> OllamaAnswer:
-        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        [reply] = self._replies
+        await self._generation.run()
+        [reply] = self._generation.replies
         return self._line(reply.content, reply.reasoning or "", reply, end=True)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        async with closing_stream(
-            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        ) as changes:
+        async with self._generation.follow() as changes:
             async for _, reply in changes:
                 for one in reply.events:
                     match one:
@@ -352,7 +309,7 @@ class _Job:
                         case ContentDelta(text=text) if text:
                             yield line(self._line(text))
                 if reply.meta.get("finish_reason") is not None:
-                    if reply.calls and not reply.was_cut:  # they are told whole
+                    if reply.calls and not reply.was_cut:  # they are sent whole
                         yield line(self._line("", calls=_calls(reply)))
                     yield line(self._line("", "", reply, end=True, calls=[]))
 
@@ -387,7 +344,7 @@ def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> Any:
-    """As an object; what is none stays text."""
+    """As an object; what is not JSON stays text."""
     try:
         return json.loads(text or "{}")
     except ValueError:

@@ -5,30 +5,24 @@ It knows messages and choices; prompts, templates and tokens are the frontend's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, ToolCallDelta
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.io_struct import GenerateReqInput
-from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
-from runtime.protocol.sampling import UNLIMITED
-from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import FieldNames
-from runtime.server.http.errors import NotSupported, json_response
-from runtime.server.http.left_out import says_nothing
-from runtime.server.http.openapi import Operation
-from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.protocol.sampling import ROOM
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.ignored import refuse_unsupported
+from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import token_entries
-from runtime.server.openai.messages import callable_tools, messages_of, tools_of
+from runtime.server.openai.messages import messages_of, template_fields, tool_use
 from runtime.server.openai.params import (
     Generating,
     extras_of,
@@ -36,11 +30,12 @@ from runtime.server.openai.params import (
     finish_of,
     names_of,
     new_ids_of,
+    openai_operation,
     prompt_facts_of,
     usage_of,
     with_logprobs,
 )
-from runtime.server.replies import follow, parsers, ready, run, shown_marks
+from runtime.server.replies import Generation, shown_marks
 from runtime.server.tool_use import ToolUse
 
 MAX_TOP_LOGPROBS = 20
@@ -49,14 +44,12 @@ MAX_TOP_LOGPROBS = 20
 class ChatRequest(Generating):
     """OpenAI's fields, the extensions of Generating, and those of the chat template.
 
-    max_completion_tokens comes before the older max_tokens; without both a reply may fill the context.
-    input_ids: the prompt as ids, made of the messages by the client; the template is not used then.
-    reasoning_effort is a variable of the template, as are those of chat_template_kwargs.
-    separate_reasoning: reasoning that a reply shows comes as reasoning_content; left out: as the server's
-    reasoning_parser says. stream_reasoning: false = all of it in one piece.
-    require_reasoning: the reply begins with reasoning, which comes as reasoning_content, and a constraint
-    holds for what follows it; left out: with a constraint or max_thinking_tokens, where the template leaves
-    the model's reasoning on.
+    max_completion_tokens overrides the older max_tokens; without both a reply may fill the context.
+    input_ids: the prompt as ids, instead of messages and template. reasoning_effort is a variable of the
+    template, like those of chat_template_kwargs. separate_reasoning: reasoning becomes reasoning_content;
+    default: as the server's reasoning_parser. stream_reasoning: false = all of it in one piece.
+    require_reasoning: the reply begins with reasoning, and a constraint applies to what follows it; default:
+    with a constraint or max_thinking_tokens, if the template leaves the model's reasoning on.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -93,8 +86,8 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """matched_stop: the stop string or id that ended the reply. hidden_states and prompt_token_ids: where
-    asked for."""
+    """matched_stop: the stop string or id that ended the reply. hidden_states, prompt_token_ids: on
+    request."""
 
     index: int
     message: ChatMessage
@@ -107,7 +100,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """prompt_token_ids, prompt_logprobs: where asked for, as vLLM has them."""
+    """prompt_token_ids, prompt_logprobs: on request, as in vLLM."""
 
     id: str
     created: int
@@ -119,17 +112,6 @@ class ChatCompletion(msgspec.Struct):
     prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
-OPENAPI = {
-    "POST /v1/chat/completions": Operation(
-        "Chat completion",
-        request=ChatRequest,
-        response=ChatCompletion,
-        stream=True,
-        errors=(404, 501, 504),
-        tag="openai",
-    )
-}
-
 _REFUSED = {
     "audio": "this model writes text only",
     "prediction": "predicted outputs are not used",
@@ -139,19 +121,18 @@ _REFUSED = {
 }
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def chat(request: Request) -> Response:
-        job = await ctx.admit(request, ChatRequest, partial(ChatJob, ctx))
-        if job.streams:
-            return ctx.event_stream(job.stream())
-        return json_response(await ctx.while_connected(request, job.whole()))
-
-    return [Route("/v1/chat/completions", chat, methods=["POST"])]
+_CHAT = openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
 
 
-def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tuple[GenerateReqInput, ToolUse]:
-    """The runtime's request for a chat request, and what it says of tools. names: see names_of(). Raises
-    BadRequest, NotSupported."""
+class Chat(RouteGroup):
+    @serves(_CHAT, "POST /v1/chat/completions")
+    async def chat(self, request: Request) -> Any:
+        job = await self._ctx.admit(request, ChatRequest, partial(ChatJob, self._ctx))
+        return await self._ctx.reply(request, job)
+
+
+def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse]:
+    """The runtime's request for a chat request, and its tools. Raises BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields = fields_of(ctx, body, UNLIMITED if limit is None else limit)
@@ -161,17 +142,12 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
     if body.input_ids is not None:
         _check_ids(body)
         request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return ready(ctx, request, names), ToolUse()
+        return request, ToolUse()
     history = messages_of(body.messages or [])
-    use = _tools(ctx, body, history, fields["sampling_params"])
-    fields["sampling_params"] |= use.sampling | shown_marks(ctx, _kept_apart(body))
-    if use.tools:
-        fields["tools"] = tools_of(body.tools, body.tool_choice)
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    if variables:
-        fields["template_kwargs"] = variables
+    sampling, parallel = fields["sampling_params"], body.parallel_tool_calls
+    tools, use = tool_use(ctx.model, body.tools, body.tool_choice, parallel, history, sampling)
+    sampling |= use.sampling | shown_marks(ctx, _kept_apart(body))
+    fields |= tools | template_fields(body.chat_template_kwargs, body.reasoning_effort)
     if body.allow_control_tokens is not None:
         fields["allow_control_tokens"] = body.allow_control_tokens
     messages = conversation(
@@ -180,32 +156,23 @@ def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tupl
         continue_final_message=body.continue_final_message,
     )
     request = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return ready(ctx, request, names), use
-
-
-def _tools(
-    ctx: ServerContext, body: ChatRequest, history: Sequence[Message], asked: Mapping[str, Any]
-) -> ToolUse:
-    tools, choice = callable_tools(tools_of(body.tools, body.tool_choice), body.tool_choice)
-    return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, asked)
+    return request, use
 
 
 def _kept_apart(body: ChatRequest) -> bool | None:
-    """As separate_reasoning says; what is to be left out must be found in any case."""
+    """separate_reasoning; reasoning that is to be dropped must be separated in any case."""
     return True if body.include_reasoning is False else body.separate_reasoning
 
 
 def _check_ids(body: ChatRequest) -> None:
-    """Fields that shape a prompt have nothing to shape where it is given as ids. Raises BadRequest."""
+    """Raise BadRequest for fields that format a prompt, beside input_ids."""
     for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
         if getattr(body, name):
             raise BadRequest("needs messages, not input_ids", where=name)
 
 
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
-    for name, why in _REFUSED.items():
-        if not says_nothing(getattr(body, name)):
-            raise NotSupported(f"{name} is not supported: {why}", where=name)
+    refuse_unsupported(body, _REFUSED)
     if body.modalities and body.modalities != ["text"]:
         raise NotSupported(
             'this model generates only text; leave it out or send ["text"]', where="modalities"
@@ -225,12 +192,14 @@ class ChatJob:
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
         names = names_of(body)
-        self._request, self._tools = request_of(ctx, body, names)
-        self._names = self._tools.named(names)
+        request, self._tools = request_of(ctx, body)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
         self._ids: dict[int, list[int]] = {}
-        self._replies = parsers(ctx, self._request, self._tools, apart=apart, held=held)
+        self._generation = Generation(
+            ctx, request, names, self._tools, apart=apart, held=held, keep_aborted=True
+        )
+        self._replies = self._generation.replies
         self._id = f"chatcmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
         self._head: dict[str, Any] = {
@@ -245,7 +214,7 @@ class ChatJob:
         return bool(self._body.stream)
 
     async def whole(self) -> ChatCompletion:
-        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        await self._generation.run()
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
         usage = usage_of(self._ctx, self._replies, 1)
         completion = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
@@ -280,9 +249,7 @@ class ChatJob:
         return {"id": self._tools.new_id(number, name), "type": "function", "function": function}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        async with closing_stream(
-            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        ) as changes:
+        async with self._generation.follow() as changes:
             async for index, reply in changes:
                 if reply.is_first:
                     yield self._first_chunk(index, reply)
@@ -303,13 +270,13 @@ class ChatJob:
                 if reason is not None:
                     extras = {"matched_stop": matched, **extras_of(reply)}
                     yield self._chunk(index, {}, reason=reason, extras=extras)
-        if self._body.tells_usage:
+        if self._body.sends_usage:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
     def _content_chunks(self, index: int, reply: ReplyParser, text: str) -> Iterator[bytes]:
-        """One; two where the token that ends the reply, which is no text, comes with the last of its text:
-        clients such as guidance put the text together from a chunk's tokens."""
+        """One; two if the token that ends the reply, which has no text, comes with the end of its text:
+        clients such as guidance read the text from a chunk's tokens."""
         logprobs = self._logprobs(reply)
         if logprobs is not None and text and isinstance(self._finish(reply)[1], int):
             *tokens, last = logprobs["content"] or [None]
@@ -319,7 +286,7 @@ class ChatJob:
         yield self._chunk(index, {"content": text}, logprobs=logprobs)
 
     def _first_chunk(self, index: int, reply: ReplyParser) -> bytes:
-        """Says who speaks, and of which prompt, where its ids are wanted."""
+        """With the role, and the ids of the prompt if they are requested."""
         ids = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if self._body.return_token_ids else {}
         return self._chunk(index, {"role": "assistant", "content": ""}, head=ids)
 

@@ -13,33 +13,30 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.reply import ReplyParser
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import json_response
-from runtime.server.http.openapi import Operation
-from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import spelled
 from runtime.server.openai.params import (
     Generating,
+    choice_index,
     extras_of,
     fields_of,
     finish_of,
     names_of,
     new_ids_of,
-    place_of,
+    openai_operation,
     prompt_facts_of,
     prompts_of,
     usage_of,
     with_logprobs,
 )
-from runtime.server.replies import follow, ready, run
+from runtime.server.replies import Generation
 
 MAX_TOKENS = 16
 MAX_LOGPROBS = 20
@@ -62,8 +59,8 @@ class CompletionRequest(Generating):
 
 
 class CompletionChoice(msgspec.Struct):
-    """matched_stop: the stop string or id that ended the text. hidden_states and prompt_token_ids: at its
-    end, where asked for; token_ids (the new ones), prompt_logprobs: where asked for, as vLLM has them."""
+    """matched_stop: the stop string or id that ended the text. On request: hidden_states and prompt_token_ids
+    at its end; token_ids (the new ones), prompt_logprobs, as in vLLM."""
 
     index: int
     text: str
@@ -85,26 +82,14 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-OPENAPI = {
-    "POST /v1/completions": Operation(
-        "Text completion",
-        request=CompletionRequest,
-        response=Completion,
-        stream=True,
-        errors=(404, 501, 504),
-        tag="openai",
-    )
-}
+_COMPLETION = openai_operation("Text completion", request=CompletionRequest, response=Completion, stream=True)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def completions(request: Request) -> Response:
-        job = await ctx.admit(request, CompletionRequest, functools.partial(_Job, ctx))
-        if job.streams:
-            return ctx.event_stream(job.stream())
-        return json_response(await ctx.while_connected(request, job.whole()))
-
-    return [Route("/v1/completions", completions, methods=["POST"])]
+class Completions(RouteGroup):
+    @serves(_COMPLETION, "POST /v1/completions")
+    async def completions(self, request: Request) -> Any:
+        job = await self._ctx.admit(request, CompletionRequest, functools.partial(_Job, self._ctx))
+        return await self._ctx.reply(request, job)
 
 
 class _Job:
@@ -125,10 +110,9 @@ class _Job:
                 fields["logprob_start_len"] = 0
         elif body.drawn > body.samples:
             fields["return_logprob"] = True
-        self._names = names_of(body)
         request = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._request = ready(ctx, request, self._names)
-        self._replies = [ReplyParser() for _ in range(len(self._request))]
+        self._generation = Generation(ctx, request, names_of(body), parsed=False, keep_aborted=True)
+        self._request, self._replies = self._generation.request, self._generation.replies
         vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {
             reply: _Logprobs(vocabulary, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
@@ -156,8 +140,8 @@ class _Job:
 
     @functools.cached_property
     def _echoed(self) -> list[str]:
-        """What is put before the outputs of each prompt: its text, for echo. Read once there are outputs:
-        then the prompts are known to be valid."""
+        """The texts before the outputs of each prompt, for echo. Used when there are outputs: then the
+        prompts are valid."""
         if not self._body.echo:
             return [""] * self._request.batch_size
         if "text" in self._prompt:
@@ -170,19 +154,19 @@ class _Job:
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> Completion:
-        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        prompts, drawn, wanted = self._request.batch_size, self._body.drawn, self._body.samples
+        await self._generation.run()
+        prompts, drawn, samples = self._request.batch_size, self._body.drawn, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
-            samples = [self._replies[prompt + number * prompts] for number in range(drawn)]
-            if drawn > wanted:
-                samples.sort(key=_mean_logprob, reverse=True)
-            for number, reply in enumerate(samples[:wanted]):
-                choices.append(self._choice(prompt * wanted + number, reply, self._echoed[prompt]))
+            replies = [self._replies[prompt + number * prompts] for number in range(drawn)]
+            if drawn > samples:
+                replies.sort(key=_mean_logprob, reverse=True)
+            for number, reply in enumerate(replies[:samples]):
+                choices.append(self._choice(prompt * samples + number, reply, self._echoed[prompt]))
         return Completion(self._id, self._created, self._ctx.served_name, choices, self._usage())
 
-    def _choice(self, place: int, reply: ReplyParser, echoed: str) -> CompletionChoice:
-        """Of what is new: of a reply that is whole, all."""
+    def _choice(self, index: int, reply: ReplyParser, echoed: str) -> CompletionChoice:
+        """Of the reply's last delta."""
         output = reply.output
         assert output is not None
         reason, matched = finish_of(reply)
@@ -196,21 +180,19 @@ class _Job:
                 extras["prompt_token_ids"] = reply.meta["prompt_token_ids"]
         if reason:
             extras |= prompt_facts_of(self._body, reply)
-        return CompletionChoice(place, echoed + output.text, logprobs, reason, matched, **extras)
+        return CompletionChoice(index, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         prompts, samples = self._request.batch_size, self._body.samples
-        async with closing_stream(
-            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
-        ) as changes:
+        async with self._generation.follow() as changes:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
-                choice = self._choice(place_of(index, prompts, samples), reply, echoed)
+                choice = self._choice(choice_index(index, prompts, samples), reply, echoed)
                 tokens = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
                 if choice.text or choice.finish_reason or (tokens is not msgspec.UNSET and tokens):
                     shown = self._body.always_sends_usage
                     yield self._chunk([choice], self._usage() if shown else None)
-        if self._body.tells_usage:
+        if self._body.sends_usage:
             yield self._chunk([], self._usage())
         yield DONE
 
@@ -227,12 +209,12 @@ class _Logprobs:
     def __init__(self, vocabulary: Vocabulary, top: int, as_ids: bool) -> None:
         self._vocabulary, self._top, self._as_ids = vocabulary, top, as_ids
         self._offset = 0
-        # Tokens may be parts of characters: an offset is the length of what is whole before the token.
+        # Tokens may be parts of characters: an offset is the length of the complete text before the token.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def new(self, output: OutputDelta, *, with_prompt: bool) -> dict[str, Any]:
-        """The delta's tokens; before them the prompt's, where it is echoed. top_logprobs: null where none are
-        asked for."""
+        """The delta's tokens; before them the prompt's, if it is echoed. top_logprobs: null unless asked
+        for."""
         lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
         lists["top_logprobs"] = [] if self._top else None
         meta = output.meta
@@ -243,11 +225,11 @@ class _Logprobs:
 
     def _add(self, lists: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
         for at, (logprob, token, text) in enumerate((tokens or [])[first:], first):
-            name, own = spelled(self._vocabulary, token, text)
+            name, raw = spelled(self._vocabulary, token, text)
             lists["tokens"].append(f"token_id:{token}" if self._as_ids else name)
             lists["token_logprobs"].append(logprob)
             lists["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(own))
+            self._offset += len(self._decoder.decode(raw))
             if self._top:
                 top = tops[at] if tops and at < len(tops) else None
                 lists["top_logprobs"].append(self._by_text(top) if top else None)

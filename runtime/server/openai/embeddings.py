@@ -9,17 +9,13 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from runtime.protocol.errors import RuntimeFault
-from runtime.protocol.io_struct import EmbeddingOutput
 from runtime.protocol.requests.embedding import EmbeddingReqInput
-from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import json_response
-from runtime.server.http.openapi import Operation
-from runtime.server.openai.params import DEFAULT_MODEL, check_model, prompts_of
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import mapped_errors
+from runtime.server.http.sse import while_connected
+from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation, prompts_of
+from runtime.server.replies import embed
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -55,55 +51,36 @@ class EmbeddingList(msgspec.Struct):
     object: str = "list"
 
 
-OPENAPI = {
-    "POST /v1/embeddings": Operation(
-        "Embeddings",
-        request=EmbeddingRequest,
-        response=EmbeddingList,
-        errors=(404, 501, 504),
-        tag="openai",
-    )
-}
+_EMBEDDINGS = openai_operation("Embeddings", request=EmbeddingRequest, response=EmbeddingList)
+_NAMES = {"text": "input", "input_ids": "input"}
 
 
-_WORDS = {"text": "input", "input_ids": "input"}
-
-
-def routes(ctx: ServerContext) -> list[Route]:
-    async def embeddings(request: Request) -> Response:
+class Embeddings(RouteGroup):
+    @serves(_EMBEDDINGS, "POST /v1/embeddings")
+    async def embeddings(self, request: Request) -> EmbeddingList:
+        ctx = self._ctx
         body, req = await ctx.admit(request, EmbeddingRequest, lambda body: (body, _request(ctx, body)))
-        return json_response(await ctx.while_connected(request, _answer(ctx, body, req)))
-
-    return [Route("/v1/embeddings", embeddings, methods=["POST"])]
+        return await while_connected(request, _answer(ctx, body, req))
 
 
 def _request(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingReqInput:
-    """Raises BadRequest."""
     adapter = check_model(ctx, body.model)
     fields = {name: value for name in ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip
-    with mapped_errors(_WORDS):
+    with mapped_errors(_NAMES):
         return ctx.normalized(
             EmbeddingReqInput(**prompts_of(body.input, "input"), lora_path=adapter, **fields)
         )
 
 
 async def _answer(ctx: ServerContext, body: EmbeddingRequest, req: EmbeddingReqInput) -> EmbeddingList:
-    with mapped_errors(_WORDS):
-        outputs = [_whole(outcome) for outcome in await ctx.manager.embed(req)]
+    outputs = await embed(ctx, req, _NAMES)
     data = [
         Embedding(index, _encoded(output.embedding, body.encoding_format))
         for index, output in enumerate(outputs)
     ]
     prompt = sum(output.prompt_tokens for output in outputs)
     return EmbeddingList(data, ctx.served_name, EmbeddingUsage(prompt, prompt))
-
-
-def _whole(outcome: EmbeddingOutput | RuntimeFault) -> EmbeddingOutput:
-    """The format has no place for one input's error: the first is the whole answer's."""
-    if isinstance(outcome, RuntimeFault):
-        raise outcome
-    return outcome
 
 
 def _encoded(vector: Sequence[float], form: str) -> list[float] | str:

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens as OpenAI's clients read them: a token's text, and the bytes it stands for.
 
-A token may be a part of a character. Its text is then written as "bytes:\\xf0\\x9f", so that different tokens
-have different texts; joined, the bytes of all tokens are the bytes of the whole text.
+A token may be a part of a character. Its text is then "bytes:\\xf0\\x9f", so that different tokens have
+different texts; the bytes of all tokens are the bytes of the whole text.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.vocabulary import Vocabulary
 
 UNKNOWN = -9999.0
-"""Where no probability is known: what OpenAI says of a very unlikely token."""
+"""For an unknown probability, as OpenAI sends it for a very unlikely token."""
 
 
 def spelled(vocabulary: Vocabulary, token: int | None, text: str | None) -> tuple[str, bytes]:
-    """A token's text and its bytes. `text`: what the runtime calls it, with U+FFFD for broken bytes."""
-    own = b"" if token is None or not 0 <= token < len(vocabulary) else vocabulary.tokens[token]
-    if not own:
-        # Control tokens are no text; they have their name.
+    """A token's text and its bytes. `text`: its text in the runtime, with U+FFFD for incomplete bytes."""
+    raw = b"" if token is None or not 0 <= token < len(vocabulary) else vocabulary.tokens[token]
+    if not raw:
+        # Control tokens have a name, and no text.
         name = text or f"token_id:{token}"
         return name, name.encode("utf-8", "surrogatepass")
     try:
-        return own.decode(), own
+        return raw.decode(), raw
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
 
 def prompt_entries(meta: Mapping[str, Any], top: int) -> list[dict[str, Any] | None]:
-    """Of each token of the prompt {id: {logprob, rank, decoded_token}}: its own, and those of the `top`
-    likeliest at its place. rank: 1 for the likeliest; null where it is none of them. The first token has
-    none: null. The shape is vLLM's."""
+    """For each token of the prompt {id: {logprob, rank, decoded_token}}: of the token and of the `top`
+    likeliest at its position; null for the first token. rank: 1 for the likeliest, null beyond `top`. As in
+    vLLM."""
     entries: list[dict[str, Any] | None] = []
     tops = meta.get("input_top_logprobs") or ()
     for at, (logprob, token, text) in enumerate(meta.get("input_token_logprobs") or ()):
@@ -40,21 +40,20 @@ def prompt_entries(meta: Mapping[str, Any], top: int) -> list[dict[str, Any] | N
             entries.append(None)
             continue
         ranked = list(tops[at] or ())[:top] if at < len(tops) else []
-        found = {
+        entry = {
             str(one): {"logprob": value, "rank": rank, "decoded_token": name}
             for rank, (value, one, name) in enumerate(ranked, 1)
         }
-        found.setdefault(str(token), {"logprob": logprob, "rank": None, "decoded_token": text})
-        entries.append(found)
+        entry.setdefault(str(token), {"logprob": logprob, "rank": None, "decoded_token": text})
+        entries.append(entry)
     return entries
 
 
 def token_entries(
     output: OutputDelta, vocabulary: Vocabulary, top: int = 1 << 30, *, as_ids: bool = False
 ) -> list[dict[str, Any]]:
-    """[{token, logprob, bytes, top_logprobs}] of an output's tokens, with `top` of the likeliest at most; of
-    a stream's those that do not take the place of tokens sent before. as_ids: tokens are called
-    "token_id:N"."""
+    """[{token, logprob, bytes, top_logprobs}] of an output's tokens, without those that replace tokens sent
+    before, with at most `top` of the likeliest. as_ids: tokens are named "token_id:N"."""
     tokens = output.meta.get("output_token_logprobs") or []
     tops = output.meta.get("output_top_logprobs") or []
     return [
@@ -70,7 +69,7 @@ def token_entries(
 
 def _entry(vocabulary: Vocabulary, entry: Sequence[Any], as_ids: bool) -> dict[str, Any]:
     logprob, token, text = entry
-    name, own = spelled(vocabulary, token, text)
+    name, raw = spelled(vocabulary, token, text)
     if as_ids:
         name = f"token_id:{token}"
-    return {"token": name, "logprob": UNKNOWN if logprob is None else logprob, "bytes": list(own)}
+    return {"token": name, "logprob": UNKNOWN if logprob is None else logprob, "bytes": list(raw)}

@@ -1,5 +1,5 @@
-"""OpenAI's messages and tools as the runtime's own. Checks their shape and nothing of their meaning: which
-roles and parts a model takes, its template and the frontend say.
+"""OpenAI's messages and tools as the runtime's. Checks only their shape: template and frontend decide which
+roles and parts a model accepts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.model_info import ModelInfo
 from runtime.server.http.body import json_type, known_fields
+from runtime.server.tool_use import ToolUse
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SAME = {"developer": "system", "function": "tool"}
@@ -19,48 +21,48 @@ _FIELDS = frozenset(
         "function_call", "annotations", "reasoning", "parsed", "provider_specific_fields", "cache_control",
     }
 )  # fmt: skip
-"""The last three have no effect: two that clients add to a reply that they send back, and a mark for the
+"""The last three have no effect: two that clients add to a reply that they send back, and a hint for the
 caches of providers. reasoning: another name of reasoning_content."""
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The conversation. "developer" becomes "system", "function" becomes "tool": the older and newer names of
-    one thing. Raises BadRequest with the place of what is wrong."""
+    """The conversation, with "developer" as "system" and "function" as "tool". Raises BadRequest with the
+    path of what is wrong."""
     if not messages:
         raise BadRequest("is empty; a conversation has at least one message", where="messages")
     return [_message(one, f"messages[{index}]") for index, one in enumerate(messages)]
 
 
-def _message(one: Any, where: str) -> Message:
+def _message(one: Any, path: str) -> Message:
     if not isinstance(one, Mapping):
-        raise BadRequest(f"a message must be an object, got {json_type(one)}", where=where)
-    one = known_fields(one, _FIELDS, where)
+        raise BadRequest(f"a message must be an object, got {json_type(one)}", where=path)
+    one = known_fields(one, _FIELDS, path)
     role = one.get("role")
     if role not in ROLES:
-        raise BadRequest(f"must be one of {', '.join(ROLES)}; got {role!r:.80}", where=f"{where}.role")
+        raise BadRequest(f"must be one of {', '.join(ROLES)}; got {role!r:.80}", where=f"{path}.role")
     for name in ("audio", "function_call"):
         if one.get(name):
             instead = "; use tool_calls" if name == "function_call" else ""
-            raise BadRequest(f"is not supported{instead}", where=f"{where}.{name}")
-    calls = _calls(one.get("tool_calls"), f"{where}.tool_calls")
+            raise BadRequest(f"is not supported{instead}", where=f"{path}.{name}")
+    calls = _calls(one.get("tool_calls"), f"{path}.tool_calls")
     if calls and role != "assistant":
-        raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
+        raise BadRequest("only an assistant's message has tool calls", where=f"{path}.tool_calls")
     named = "reasoning_content" if one.get("reasoning_content") is not None else "reasoning"
-    thought = _optional_text(one, named, where)
+    thought = optional_text(one, named, path)
     if thought and role != "assistant":
-        raise BadRequest("only an assistant's message has reasoning", where=f"{where}.{named}")
-    content = _content(one, bool(calls) or role == "assistant", where)
+        raise BadRequest("only an assistant's message has reasoning", where=f"{path}.{named}")
+    content = _content(one, bool(calls) or role == "assistant", path)
     return Message(
         role=_SAME.get(str(role), str(role)),
         content=content,
-        name=_optional_text(one, "name", where),
+        name=optional_text(one, "name", path),
         tool_calls=calls,
-        tool_call_id=_optional_text(one, "tool_call_id", where),
+        tool_call_id=optional_text(one, "tool_call_id", path),
         reasoning_content=thought,
     )
 
 
-def _content(one: Mapping[str, Any], may_be_missing: bool, where: str) -> str | list[dict[str, Any]]:
+def _content(one: Mapping[str, Any], may_be_missing: bool, path: str) -> str | list[dict[str, Any]]:
     content = one.get("content")
     match content:
         case str():
@@ -69,19 +71,19 @@ def _content(one: Mapping[str, Any], may_be_missing: bool, where: str) -> str | 
             refusal = one.get("refusal")
             if may_be_missing:
                 return refusal if isinstance(refusal, str) else ""
-            raise BadRequest("is missing", where=f"{where}.content")
+            raise BadRequest("is missing", where=f"{path}.content")
         case list():
             for index, part in enumerate(content):
                 if not isinstance(part, dict):
                     raise BadRequest(
                         f"a part must be an object, got {json_type(part)}",
-                        where=f"{where}.content[{index}]",
+                        where=f"{path}.content[{index}]",
                         hint='such as {"type": "text", "text": "..."}',
                     )
             return [_refusal_as_text(part) for part in content]
         case _:
             raise BadRequest(
-                f"must be a string or a list of parts, got {json_type(content)}", where=f"{where}.content"
+                f"must be a string or a list of parts, got {json_type(content)}", where=f"{path}.content"
             )
 
 
@@ -91,24 +93,24 @@ def _refusal_as_text(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _calls(value: Any, where: str) -> tuple[ToolCall, ...]:
+def _calls(value: Any, path: str) -> tuple[ToolCall, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise BadRequest(f"must be a list, got {json_type(value)}", where=where)
+        raise BadRequest(f"must be a list, got {json_type(value)}", where=path)
     calls: list[ToolCall] = []
     for index, call in enumerate(value):
         match call:
             case {"function": {"name": str(name), **rest}, **outer}:
                 arguments = rest.get("arguments", "{}")
                 if not isinstance(arguments, str):
-                    raise BadRequest("must be a string of JSON", where=f"{where}[{index}].function.arguments")
+                    raise BadRequest("must be a string of JSON", where=f"{path}[{index}].function.arguments")
                 identity = outer.get("id")
                 calls.append(ToolCall(name, arguments, identity if isinstance(identity, str) else None))
             case _:
                 raise BadRequest(
                     'must be {"id", "type": "function", "function": {"name", "arguments"}}',
-                    where=f"{where}[{index}]",
+                    where=f"{path}[{index}]",
                 )
     return tuple(calls)
 
@@ -116,7 +118,7 @@ def _calls(value: Any, where: str) -> tuple[ToolCall, ...]:
 def tools_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
 ) -> list[dict[str, Any]] | None:
-    """The tools to be shown to the model: all, or none where the choice says so. Raises BadRequest."""
+    """The tools that the prompt lists: all, or none if the choice is "none". Raises BadRequest."""
     kind, names = _choice(choice)
     if not tools:
         if kind == "required":
@@ -135,11 +137,32 @@ def tools_of(
 def callable_tools(
     shown: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """Those of the tools shown that may be called, and the choice as ToolUse takes it. Raises BadRequest."""
+    """Those of the listed tools that may be called, and the choice for ToolUse. Raises BadRequest."""
     kind, names = _choice(choice)
     allowed = None if names is None else set(names)
     tools = [tool for tool in shown or () if allowed is None or tool["function"]["name"] in allowed]
     return tools, f"={names[0]}" if kind == "named" and names else kind
+
+
+def tool_use(
+    model: ModelInfo,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    parallel: bool | None,
+    history: Sequence[Message],
+    sampling: Mapping[str, Any],
+) -> tuple[dict[str, Any], ToolUse]:
+    """The request's fields for the tools, and their use. Raises BadRequest."""
+    shown = tools_of(tools, choice)
+    called, mode = callable_tools(shown, choice)
+    use = ToolUse.of(model, called, mode, parallel, history, sampling)
+    return {"tools": shown} if shown else {}, use
+
+
+def template_fields(variables: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """The request's fields for the template's variables; reasoning_effort is one of them."""
+    values = {**({} if effort is None else {"reasoning_effort": effort}), **(variables or {})}
+    return {"template_kwargs": values} if values else {}
 
 
 class _Choice(NamedTuple):
@@ -150,7 +173,7 @@ class _Choice(NamedTuple):
 
 
 def _choice(choice: Any) -> _Choice:
-    """Of chat completions, which nest, or of responses, which are flat: clients mix them up."""
+    """Nested as in chat completions or flat as in responses: clients send either to both."""
     match choice:
         case None:
             return _Choice("auto")
@@ -180,26 +203,26 @@ def _allowed(allowed: Mapping[Any, Any]) -> _Choice:
     return _Choice(mode, tuple(name for one in named for name in one.names or ()))
 
 
-def _tool(tool: Any, where: str) -> dict[str, Any]:
+def _tool(tool: Any, path: str) -> dict[str, Any]:
     match tool:
         case {"function": {"name": str(name)}} if name:
             if tool.get("type", "function") != "function":
-                raise BadRequest(f'is "function", got {tool["type"]!r:.80}', where=f"{where}.type")
+                raise BadRequest(f'is "function", got {tool["type"]!r:.80}', where=f"{path}.type")
             parameters = tool["function"].get("parameters")
             if parameters is not None and not isinstance(parameters, dict):
                 raise BadRequest(
                     f"must be a JSON schema, got {json_type(parameters)}",
-                    where=f"{where}.function.parameters",
+                    where=f"{path}.function.parameters",
                 )
             return {**tool, "type": "function"}
         case _:
             raise BadRequest(
-                'must be {"type": "function", "function": {"name", "description", "parameters"}}', where=where
+                'must be {"type": "function", "function": {"name", "description", "parameters"}}', where=path
             )
 
 
-def _optional_text(one: Mapping[str, Any], name: str, where: str) -> str | None:
+def optional_text(one: Mapping[str, Any], name: str, path: str) -> str | None:
     value = one.get(name)
     if value is not None and not isinstance(value, str):
-        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{where}.{name}")
+        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{path}.{name}")
     return value

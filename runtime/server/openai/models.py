@@ -4,16 +4,12 @@ adapters.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.protocol.control import GetStateReq
-from runtime.server.context import ServerContext
-from runtime.server.http.errors import ModelNotFound, json_response
+from runtime.protocol.errors import ModelNotFound
+from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.openapi import Operation
 
 
@@ -34,51 +30,36 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-OPENAPI = {
-    "GET /v1/models": Operation(
-        "The served model, alone and with each adapter",
-        response=ModelList,
-        tag="openai",
-        errors=(504,),
-    ),
-    "GET /v1/models/{model}": Operation(
-        "Information about a model", response=ModelCard, tag="openai", errors=(504,)
-    ),
-}
+_MODELS = Operation(
+    "The served model, alone and with each adapter", response=ModelList, tag="openai", errors=(504,)
+)
+_MODEL = Operation("Information about a model", response=ModelCard, tag="openai", errors=(504,))
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    created = int(ctx.clock())
+class Models(RouteGroup):
+    def __init__(self, ctx: ServerContext) -> None:
+        super().__init__(ctx)
+        self._created = int(ctx.clock())
 
-    async def cards() -> list[ModelCard]:
-        length = ctx.model.context_length
+    @serves(_MODELS, "GET /v1/models")
+    async def models(self, request: Request) -> ModelList:
+        ctx, created, length = self._ctx, self._created, self._ctx.model.context_length
         adapters: dict[str, str] = {}
         if ctx.model.takes_adapters:
-            answer = await ctx.manager.control_async(GetStateReq(), ctx.config.control_timeout_s)
-            adapters = answer.data["lora_adapters"]
-        return [
-            *(ModelCard(name, created, ctx.model.path, length) for name in ctx.served_names),
-            *(
-                ModelCard(f"{name}:{one}", created, path, length, parent=name)
-                for name in ctx.served_names
-                for one, path in adapters.items()
-            ),
-        ]
+            adapters = (await ctx.control(GetStateReq())).data["lora_adapters"]
+        cards = [ModelCard(name, created, ctx.model.path, length) for name in ctx.served_names]
+        for name in ctx.served_names:
+            for adapter, path in adapters.items():
+                cards.append(ModelCard(f"{name}:{adapter}", created, path, length, parent=name))
+        return ModelList(cards)
 
-    async def models(_: Request) -> Response:
-        return json_response(ModelList(await cards()))
-
-    async def model(request: Request) -> Response:
-        name: Any = request.path_params["model"]
-        found = {one.id: one for one in await cards()}
-        found[ctx.model.path] = found[ctx.served_name]
-        if name not in found and ctx.config.any_model_name:
-            found[name] = msgspec.structs.replace(found[ctx.served_name], id=name)
-        if name not in found:
+    @serves(_MODEL, "GET /v1/models/{model:path}")
+    async def model(self, request: Request) -> ModelCard:
+        ctx, name = self._ctx, str(request.path_params["model"])
+        cards = {one.id: one for one in (await self.models(request)).data}
+        cards[ctx.model.path] = cards[ctx.served_name]
+        if name not in cards and ctx.config.any_model_name:
+            return msgspec.structs.replace(cards[ctx.served_name], id=name)
+        if name not in cards:
             raise ModelNotFound(f"the model {name[:200]!r} does not exist", where="model")
-        return json_response(found[name])
-
-    return [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{model:path}", model, methods=["GET"]),
-    ]
+        return cards[name]

@@ -5,9 +5,9 @@
     text_1, text_2 (or queries, documents)       vLLM's: one score per pair
     query, documents                 /v1/rerank: the documents by their score, best first
 
-A pair's score: of a classifier with one label, its output (a cross-encoder); of an encoder, the cosine of the
-two vectors; of a model that generates, the probability of "yes" against "no" as its answer to the question
-whether the document meets the query (RankGPT's pointwise prompt, in the words of Qwen3-Reranker's card).
+A pair's score: for a classifier with one label (a cross-encoder) its output; for an encoder the cosine of the
+two vectors; for a model that generates the probability of "yes" against "no" as its answer to whether the
+document meets the query (RankGPT's pointwise prompt, as in Qwen3-Reranker's card).
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.processes.checkpoint.tokenizer import LONG
@@ -30,11 +28,11 @@ from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.server.context import ServerContext
-from runtime.server.http.error_mapping import mapped_errors
-from runtime.server.http.errors import json_response
-from runtime.server.http.openapi import Operation
-from runtime.server.openai.params import DEFAULT_MODEL, check_model
+from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.errors import mapped_errors
+from runtime.server.http.sse import while_connected
+from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation
+from runtime.server.replies import embed, thinking_switch
 
 ANSWERS = ("yes", "no")
 JUDGE = (
@@ -45,7 +43,7 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 
 
 class Scoring(msgspec.Struct, kw_only=True):
-    """instruction, instruct: what makes a document fit, for models that generate; no others take it."""
+    """instruction, instruct: what a document must meet, for models that generate only."""
 
     model: str = DEFAULT_MODEL
     user: str | None = None
@@ -58,11 +56,9 @@ class Scoring(msgspec.Struct, kw_only=True):
 
 
 class ScoreRequest(Scoring, kw_only=True, forbid_unknown_fields=True):
-    """query, items: texts, or ids. apply_softmax: the labels' probabilities add up to 1, at `temperature`;
-    without it they are the model's own. item_first: the item stands before the query.
-
-    text_1, text_2: of equal number, or one text_1 for all of text_2; queries and documents, data_1 and data_2
-    are their other names."""
+    """query, items: texts, or ids. apply_softmax: normalise the labels' probabilities, at `temperature`.
+    item_first: the item comes before the query. text_1, text_2: of equal number, or one text_1 for all of
+    text_2; queries and documents, data_1 and data_2 are other names of them."""
 
     query: str | list[int] | None = None
     items: str | list[str | int | list[int]] | None = None
@@ -83,8 +79,8 @@ class RerankDocument(msgspec.Struct):
 
 
 class RerankRequest(Scoring, kw_only=True, forbid_unknown_fields=True):
-    """As vLLM's and Cohere's clients send it. top_n: so many of the best; 0 or left out: all. documents:
-    texts, or objects with a text. max_tokens_per_doc: of each document so many tokens are read."""
+    """As vLLM's and Cohere's clients send it. top_n: the number of results, 0 for all. max_tokens_per_doc:
+    the tokens that are read of each document."""
 
     query: str
     documents: list[str | RerankDocument]
@@ -138,53 +134,32 @@ class Ranking(msgspec.Struct):
     usage: ScoreUsage
 
 
-_ERRORS = (404, 501, 504)
-RERANKS = ("/v1/rerank", "/rerank", "/v2/rerank")
-OPENAPI = {
-    **{
-        f"POST {path}": Operation(
-            "how well texts go together, or how probable labels are after a text",
-            request=ScoreRequest,
-            response=LabelScores | PairScores,
-            errors=_ERRORS,
-            tag="openai",
-        )
-        for path in ("/v1/score", "/score")
-    },
-    **{
-        f"POST {path}": Operation(
-            "documents by how well they meet a query",
-            request=RerankRequest,
-            response=Ranking,
-            errors=_ERRORS,
-            tag="openai",
-        )
-        for path in RERANKS
-    },
-}
+_SCORE = openai_operation(
+    "how well texts go together, or how probable labels are after a text",
+    request=ScoreRequest,
+    response=LabelScores | PairScores,
+)
+_RERANK = openai_operation("documents by how well they meet a query", request=RerankRequest, response=Ranking)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    async def score(request: Request) -> Response:
-        body = await ctx.asked(request, ScoreRequest)
-        work = _labels(ctx, body) if body.items is not None else _pairs(ctx, body)
-        return json_response(await ctx.while_connected(request, work))
+class Scores(RouteGroup):
+    @serves(_SCORE, "POST /v1/score", "POST /score")
+    async def score(self, request: Request) -> LabelScores | PairScores:
+        body = await self._ctx.body(request, ScoreRequest)
+        if body.items is not None:
+            return await while_connected(request, _labels(self._ctx, body))
+        return await while_connected(request, _pairs(self._ctx, body))
 
-    async def rerank(request: Request) -> Response:
-        body = await ctx.asked(request, RerankRequest)
-        return json_response(await ctx.while_connected(request, _ranking(ctx, body)))
-
-    return [
-        *(Route(path, score, methods=["POST"]) for path in ("/v1/score", "/score")),
-        *(Route(path, rerank, methods=["POST"]) for path in RERANKS),
-    ]
+    @serves(_RERANK, "POST /v1/rerank", "POST /rerank", "POST /v2/rerank")
+    async def rerank(self, request: Request) -> Ranking:
+        body = await self._ctx.body(request, RerankRequest)
+        return await while_connected(request, _ranking(self._ctx, body))
 
 
 # -- labels ----------------------------------------------------------------------------------------------
 
 
 async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
-    """Raises BadRequest and its kinds, NotSupported."""
     adapter = check_model(ctx, body.model)
     labels = body.label_token_ids or []
     for name in ("text_1", "text_2", "queries", "documents", "data_1", "data_2", "instruction", "instruct"):
@@ -210,7 +185,7 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
                 return_logprob=True,
                 token_ids_logprob=[*labels],
                 lora_path=adapter,
-                **_named(body),
+                **_common(body),
             )
         )
         request.normalize_batch_and_arguments()
@@ -219,15 +194,15 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
         for outcome in outcomes:
             if isinstance(outcome, RuntimeFault):
                 raise outcome
-            [found] = outcome.meta["output_token_ids_logprobs"]
-            by_id = {token: logprob for logprob, token, _ in found}
+            [entries] = outcome.meta["output_token_ids_logprobs"]
+            by_id = {token: logprob for logprob, token, _ in entries}
             scores.append(_probabilities([by_id[label] for label in labels], body))
             tokens += int(outcome.meta["prompt_tokens"])
     return LabelScores(scores, ctx.served_name, ScoreUsage(tokens, tokens))
 
 
 def _prompts(ctx: ServerContext, body: ScoreRequest) -> dict[str, Any]:
-    """Query and item of each, one after the other. Raises BadRequest."""
+    """Query and item of each, joined. Raises BadRequest."""
     query, items = body.query, body.items
     match items:
         case str():
@@ -266,7 +241,6 @@ def _probabilities(logprobs: Sequence[float | None], body: ScoreRequest) -> list
 
 
 async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
-    """Raises BadRequest and its kinds, NotSupported."""
     for name in ("query", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name):
             raise BadRequest("needs items", where=name)
@@ -275,7 +249,7 @@ async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
     if len(first) not in (1, len(second)):
         raise BadRequest(f"has {len(first)} texts, {two} {len(second)}", where=one)
     queries = first * len(second) if len(first) == 1 else first
-    scores, tokens = await _scored(ctx, body, list(zip(queries, second, strict=True)), two)
+    scores, tokens = await _Pairs(ctx, body, list(zip(queries, second, strict=True)), two).scores()
     data = [PairScore(index, value) for index, value in enumerate(scores)]
     named = body.request_id or body.rid or new_rid()
     usage = ScoreUsage(tokens, tokens)
@@ -283,7 +257,7 @@ async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
 
 
 def _side(body: ScoreRequest, *names: str) -> tuple[str, list[str]]:
-    """The texts of one side, and the name they have in this body. Raises BadRequest."""
+    """The name and the texts of one side. Raises BadRequest."""
     present = [name for name in names if getattr(body, name) is not None]
     if len(present) != 1:
         raise BadRequest("is missing" if not present else f"is given as {present[1]}, too", where=names[0])
@@ -308,7 +282,7 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
         shorten = partial(_shortened, ctx, texts, most)
         size = sum(map(len, texts))
         read = shorten() if size < LONG else await ctx.manager.encoding.run(size, shorten)
-    scores, tokens = await _scored(ctx, body, [(body.query, text) for text in read], "documents")
+    scores, tokens = await _Pairs(ctx, body, [(body.query, text) for text in read], "documents").scores()
     best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     results = [
         Ranked(index, scores[index], RerankDocument(texts[index]) if body.return_documents else None)
@@ -319,113 +293,97 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
 
 
 def _shortened(ctx: ServerContext, texts: list[str], most: int) -> list[str]:
-    """The first tokens of each."""
     tokenizer = ctx.manager.tokenizer
     ids = [tokenizer.encode_plain(text) for text in texts]
     pairs = zip(texts, ids, strict=True)
-    return [text if len(own) <= most else tokenizer.decode(own[:most], False) for text, own in pairs]
+    return [text if len(tokens) <= most else tokenizer.decode(tokens[:most], False) for text, tokens in pairs]
 
 
-async def _scored(
-    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], where: str
-) -> tuple[list[float], int]:
-    """Each pair's score, and the tokens that were read for them."""
-    adapter = check_model(ctx, body.model)
-    _check_work(ctx, len(pairs), sum(len(one) + len(two) for one, two in pairs), where)
-    if body.instruct and body.instruction:
-        raise BadRequest("cannot be combined with instruction", where="instruct")
-    with mapped_errors({"text": where, "messages": where, "rid": "request_id"}):
-        if ctx.model.is_generation:
-            return await _judged(ctx, body, pairs, adapter)
-        if body.instruct or body.instruction:
-            raise BadRequest(
-                "is only supported by models that generate",
-                where="instruct" if body.instruct else "instruction",
+class _Pairs:
+    """Pairs of texts to score. path: the field that has the second texts. Raises BadRequest."""
+
+    def __init__(
+        self, ctx: ServerContext, body: Scoring, pairs: Sequence[tuple[str, str]], path: str
+    ) -> None:
+        self._ctx, self._body, self._pairs, self._path = ctx, body, pairs, path
+        self._adapter = check_model(ctx, body.model)
+        _check_work(ctx, len(pairs), sum(len(one) + len(two) for one, two in pairs), path)
+        if body.instruct and body.instruction:
+            raise BadRequest("cannot be combined with instruction", where="instruct")
+
+    async def scores(self) -> tuple[list[float], int]:
+        """Each pair's score, and the number of prompt tokens."""
+        body, model = self._body, self._ctx.model
+        with mapped_errors({"text": self._path, "messages": self._path, "rid": "request_id"}):
+            if model.is_generation:
+                return await self._judged()
+            if body.instruct or body.instruction:
+                raise BadRequest(
+                    "is only supported by models that generate",
+                    where="instruct" if body.instruct else "instruction",
+                )
+            if model.architecture.endswith("ForSequenceClassification"):
+                return await self._crossed()
+            return await self._compared()
+
+    async def _crossed(self) -> tuple[list[float], int]:
+        """By a cross-encoder."""
+        vectors, tokens = await self._embedded(list(map(list, self._pairs)), is_cross_encoder_request=True)
+        if any(len(vector) != 1 for vector in vectors):
+            raise NotSupported(
+                f"this classifier has {len(vectors[0])} labels, but a score needs exactly one",
+                where="model",
+                hint="/classify returns all of them",
             )
-        if ctx.model.architecture.endswith("ForSequenceClassification"):
-            return await _crossed(ctx, body, pairs, adapter)
-        return await _compared(ctx, body, pairs, adapter)
+        return [vector[0] for vector in vectors], tokens
 
+    async def _compared(self) -> tuple[list[float], int]:
+        """By the cosine of their vectors."""
+        texts = list(dict.fromkeys(text for pair in self._pairs for text in pair))
+        vectors, tokens = await self._embedded(texts)
+        lengths = [math.hypot(*vector) or 1.0 for vector in vectors]
+        index = {text: at for at, text in enumerate(texts)}
+        scores = []
+        for query, document in self._pairs:
+            one, two = index[query], index[document]
+            scores.append(sum(map(mul, vectors[one], vectors[two])) / lengths[one] / lengths[two])
+        return scores, tokens
 
-async def _crossed(
-    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], adapter: str | None
-) -> tuple[list[float], int]:
-    """By a cross-encoder."""
-    texts: list[str | list[str]] = [list(pair) for pair in pairs]
-    vectors, tokens = await _embedded(ctx, body, texts, adapter, is_cross_encoder_request=True)
-    if any(len(vector) != 1 for vector in vectors):
-        raise NotSupported(
-            f"this classifier has {len(vectors[0])} labels, but a score needs exactly one",
-            where="model",
-            hint="/classify returns all of them",
-        )
-    return [vector[0] for vector in vectors], tokens
+    async def _embedded(self, texts: list[Any], **options: Any) -> tuple[list[list[float]], int]:
+        options |= _common(self._body)
+        request = self._ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=self._adapter, **options))
+        request.normalize_batch_and_arguments()
+        outputs = await embed(self._ctx, request, {})
+        return [one.embedding for one in outputs], sum(one.prompt_tokens for one in outputs)
 
-
-async def _compared(
-    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], adapter: str | None
-) -> tuple[list[float], int]:
-    """By the cosine of their vectors."""
-    places = {
-        text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
-    }
-    vectors, tokens = await _embedded(ctx, body, list(places), adapter)
-    lengths = [math.hypot(*vector) or 1.0 for vector in vectors]
-    scores = []
-    for query, document in pairs:
-        one, two = places[query], places[document]
-        scores.append(sum(map(mul, vectors[one], vectors[two])) / lengths[one] / lengths[two])
-    return scores, tokens
-
-
-async def _embedded(
-    ctx: ServerContext, body: Scoring, texts: list[Any], adapter: str | None, **more: Any
-) -> tuple[list[list[float]], int]:
-    request = ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=adapter, **_named(body), **more))
-    request.normalize_batch_and_arguments()
-    vectors, tokens = [], 0
-    for outcome in await ctx.manager.embed(request):
-        if isinstance(outcome, RuntimeFault):
-            raise outcome
-        vectors.append(outcome.embedding)
-        tokens += outcome.prompt_tokens
-    return vectors, tokens
-
-
-async def _judged(
-    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], adapter: str | None
-) -> tuple[list[float], int]:
-    """By what a model that generates would answer."""
-    instruction = body.instruct or body.instruction or INSTRUCTION
-    own = ctx.model.template_source == "checkpoint jinja"  # others refuse variables that they do not know
-    fields = _named(body)
-    named = fields.pop("rid", None)
-
-    def request(index: int, query: str, document: str) -> GenerateReqInput:
-        asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-        return ctx.with_deadline(
-            GenerateReqInput(
-                messages=conversation([Message("system", JUDGE), Message("user", asked)]),
-                template_kwargs={"enable_thinking": False} if own else None,
+    async def _judged(self) -> tuple[list[float], int]:
+        """By the answer of a model that generates."""
+        instruction = self._body.instruct or self._body.instruction or INSTRUCTION
+        fields = _common(self._body)
+        named = fields.pop("rid", None)
+        requests = []
+        for index, (query, document) in enumerate(self._pairs):
+            prompt = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+            request = GenerateReqInput(
+                messages=conversation([Message("system", JUDGE), Message("user", prompt)]),
+                template_kwargs=thinking_switch(self._ctx, False) or None,
                 choices=list(ANSWERS),
-                lora_path=adapter,
+                lora_path=self._adapter,
                 rid=None if named is None else f"{named}_{index}",
                 **fields,
             )
-        )
-
-    requests = [request(index, *pair) for index, pair in enumerate(pairs)]
-    scores, tokens = [], 0
-    for output in await ctx.manager.submit_batch(requests):
-        if isinstance(output, RuntimeFault):
-            raise output
-        yes, no = (sum(choice.logprobs) for choice in output.choices or ())
-        scores.append(1 / (1 + math.exp(min(700.0, no - yes))))
-        tokens += int(output.meta["prompt_tokens"])
-    return scores, tokens
+            requests.append(self._ctx.with_deadline(request))
+        scores, tokens = [], 0
+        for output in await self._ctx.manager.submit_batch(requests):
+            if isinstance(output, RuntimeFault):
+                raise output
+            yes, no = (sum(choice.logprobs) for choice in output.choices or ())
+            scores.append(1 / (1 + math.exp(min(700.0, no - yes))))
+            tokens += int(output.meta["prompt_tokens"])
+        return scores, tokens
 
 
-def _named(body: Scoring) -> dict[str, Any]:
+def _common(body: Scoring) -> dict[str, Any]:
     """Fields of a request that are the same for all its items."""
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
@@ -434,16 +392,16 @@ def _named(body: Scoring) -> dict[str, Any]:
     return {**fields, "rid": named} if named else fields
 
 
-def _check_work(ctx: ServerContext, number: int, size: int, where: str) -> None:
+def _check_work(ctx: ServerContext, number: int, size: int, path: str) -> None:
     """size: characters, or ids, of all texts, each counted as often as it is read."""
     limit = ctx.config.max_batch_items
     if number > limit:
         raise BadRequest(
             f"{number} texts in one request; at most {limit}",
-            where=where,
+            where=path,
             hint="send several requests, or start the server with a larger max_batch_items",
         )
     if size > (most := ctx.config.max_encode_chars // 2):
         raise BadRequest(
-            f"all pairs together have {size} characters; at most {most}", where=where, hint="max_encode_chars"
+            f"all pairs together have {size} characters; at most {most}", where=path, hint="max_encode_chars"
         )

@@ -9,15 +9,12 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.server.context import ServerContext
+from runtime.server.context import RouteGroup, serves
 from runtime.server.http.body import json_type
-from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation, body_schema
 from runtime.server.openai.messages import messages_of, tools_of
 
@@ -63,96 +60,72 @@ class Text(msgspec.Struct):
 
 
 _PROMPT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-OPENAPI: dict[str, Operation] = {
-    **{
-        f"POST {path}": Operation(
-            "The ids of a text or a conversation",
-            request=body_schema(Tokenize, types={"prompt": _PROMPT}),
-            response=Tokens,
-        )
-        for path in ("/tokenize", "/v1/tokenize")
-    },
-    **{
-        f"POST {path}": Operation("The text of ids", request=Detokenize, response=Text)
-        for path in ("/detokenize", "/v1/detokenize")
-    },
-}
+_TOKENIZE = Operation(
+    "The ids of a text or a conversation",
+    request=body_schema(Tokenize, types={"prompt": _PROMPT}),
+    response=Tokens,
+)
+_DETOKENIZE = Operation("The text of ids", request=Detokenize, response=Text)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    tokens = TokenRoutes(ctx)
-    return [
-        *(Route(path, tokens.tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
-        *(Route(path, tokens.detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
-    ]
+class Tokenizing(RouteGroup):
+    @serves(_TOKENIZE, "POST /tokenize", "POST /v1/tokenize")
+    async def tokenize(self, request: Request) -> Tokens:
+        return await self._ctx.admit(request, Tokenize, self._tokenized, encodes=True)
 
+    @serves(_DETOKENIZE, "POST /detokenize", "POST /v1/detokenize")
+    async def detokenize(self, request: Request) -> Text:
+        return await self._ctx.admit(request, Detokenize, self._to_text, encodes=True)
 
-class TokenRoutes:
-    def __init__(self, ctx: ServerContext) -> None:
-        self._ctx = ctx
-
-    async def tokenize(self, request: Request) -> Response:
-        return json_response(await self._ctx.admit(request, Tokenize, self._tokenized, encodes=True))
-
-    async def detokenize(self, request: Request) -> Response:
-        return json_response(await self._ctx.admit(request, Detokenize, self._to_text, encodes=True))
-
-    def _tokenized(self, asked: Tokenize) -> Tokens:
-        if (asked.prompt is None) == (asked.messages is None):
+    def _tokenized(self, body: Tokenize) -> Tokens:
+        if (body.prompt is None) == (body.messages is None):
             raise BadRequest("either prompt or messages is needed, and not both", where="prompt")
-        if asked.messages is not None:
-            return self._of_messages(asked, asked.messages)
-        return self._of_texts(asked, _texts(asked.prompt, self._ctx.config.max_batch_items))
+        if body.messages is not None:
+            return self._tokens(body, [self._of_messages(body, body.messages)], many=False)
+        texts = _texts(body.prompt, self._ctx.config.max_batch_items)
+        encode = self._ctx.manager.tokenizer.encode
+        lists = [encode(text, body.add_special_tokens) for text in texts]
+        return self._tokens(body, lists, many=isinstance(body.prompt, list))
 
-    def _of_texts(self, asked: Tokenize, texts: list[str]) -> Tokens:
-        found = [self._ctx.manager.tokenizer.encode(text, asked.add_special_tokens) for text in texts]
-        return self._tokens(asked, found if isinstance(asked.prompt, list) else found[0])
-
-    def _of_messages(self, asked: Tokenize, messages: list[dict[str, Any]]) -> Tokens:
-        made = conversation(
-            messages_of(messages),
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
+    def _of_messages(self, body: Tokenize, messages: list[dict[str, Any]]) -> list[int]:
+        request = GenerateReqInput(
+            messages=conversation(
+                messages_of(messages),
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+            ),
+            tools=tools_of(body.tools, body.tool_choice),
+            template_kwargs=body.chat_template_kwargs,
         )
-        ids = self._ctx.manager.prompt_ids(
-            GenerateReqInput(
-                messages=made,
-                tools=tools_of(asked.tools, asked.tool_choice),
-                template_kwargs=asked.chat_template_kwargs,
-            )
-        )
-        return self._tokens(asked, ids)
+        return self._ctx.manager.prompt_ids(request)
 
-    def _tokens(self, asked: Tokenize, found: Any) -> Tokens:
-        many = bool(found) and isinstance(found[0], list)
-        many = many or isinstance(asked.prompt, list)
-        tokenizer = self._ctx.manager.tokenizer
+    def _tokens(self, body: Tokenize, lists: list[list[int]], *, many: bool) -> Tokens:
+        """The answer: lists of lists for `many` prompts, else those of the only one."""
+        decode = self._ctx.manager.tokenizer.decode
+        counts = [len(ids) for ids in lists]
         strings: Any = msgspec.UNSET
-        if asked.return_token_strs:
-            strings = (
-                [[tokenizer.decode([one], False) for one in ids] for ids in found]
-                if many
-                else [tokenizer.decode([one], False) for one in found]
-            )
-        count = [len(ids) for ids in found] if many else len(found)
-        return Tokens(found, count, self._ctx.model.context_length, strings)
+        if body.return_token_strs:
+            strings = [[decode([one], False) for one in ids] for ids in lists]
+            strings = strings if many else strings[0]
+        ids: Any = lists if many else lists[0]
+        return Tokens(ids, counts if many else counts[0], self._ctx.model.context_length, strings)
 
-    def _to_text(self, asked: Detokenize) -> Text:
-        vocab = self._ctx.model.vocab_size
-
-        def one(ids: list[Any], where: str) -> str:
-            for index, token in enumerate(ids):
-                if type(token) is not int or not 0 <= token < vocab:
-                    raise BadRequest(
-                        f"must be a token id from 0 to {vocab - 1}, got {str(token)[:40]}",
-                        where=f"{where}[{index}]",
-                    )
-            return self._ctx.manager.tokenizer.decode(ids, asked.skip_special_tokens)
-
-        tokens = asked.tokens
+    def _to_text(self, body: Detokenize) -> Text:
+        tokens = body.tokens
         if tokens and all(isinstance(ids, list) for ids in tokens):
-            return Text([one(ids, f"tokens[{at}]") for at, ids in enumerate(tokens) if isinstance(ids, list)])
-        return Text(one(tokens, "tokens"))
+            lists = [ids for ids in tokens if isinstance(ids, list)]
+            return Text([self._decoded(body, ids, f"tokens[{at}]") for at, ids in enumerate(lists)])
+        return Text(self._decoded(body, tokens, "tokens"))
+
+    def _decoded(self, body: Detokenize, ids: list[Any], path: str) -> str:
+        vocab = self._ctx.model.vocab_size
+        for index, token in enumerate(ids):
+            if type(token) is not int or not 0 <= token < vocab:
+                raise BadRequest(
+                    f"must be a token id from 0 to {vocab - 1}, got {str(token)[:40]}",
+                    where=f"{path}[{index}]",
+                )
+        return self._ctx.manager.tokenizer.decode(ids, body.skip_special_tokens)
 
 
 def _texts(prompt: Any, most: int) -> list[str]:
@@ -170,6 +143,6 @@ def _texts(prompt: Any, most: int) -> list[str]:
     return prompt
 
 
-def _check_size(text: str, where: str) -> None:
+def _check_size(text: str, path: str) -> None:
     if len(text) > MOST_TEXT:
-        raise BadRequest(f"has {len(text)} characters; at most {MOST_TEXT}", where=where, hint="send parts")
+        raise BadRequest(f"has {len(text)} characters; at most {MOST_TEXT}", where=path, hint="send parts")

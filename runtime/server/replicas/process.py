@@ -1,4 +1,4 @@
-"""A server as a process of this machine: started, asked over HTTP, ended. It ends with whoever started it."""
+"""A server as a process of this machine: started, queried over HTTP, ended. It ends with its parent."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from runtime.protocol.errors import EngineDead, NotReady
 
 TICK_S = 0.1
 STOP_S = 15.0
-"""How long its processes may take to end when nothing is left to do."""
+"""How long its processes may take to end without requests."""
 MOST_LOG = 2000
-"""Characters of its last words that are told."""
+"""Characters of its log in an error."""
 
 
 class ServerProcess:
-    """`options`: of the command `serve`, by their names; address and ready file are chosen here. It listens
-    on `host`, at any free port. `wait` for it."""
+    """`options`: of the command `serve`, by name; address and ready file are added. It listens on any free
+    port of `host`. `wait` for it."""
 
     def __init__(self, options: Mapping[str, Any], host: str, environment: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="sglang-dsl-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         self._ready, self._log = folder / "ready.json", folder / "server.log"
         self._key = options.get("api_key")
-        own = {"host": host, "port": 0, "ready_file": str(self._ready), "end_with_stdin": True}
+        added = {"host": host, "port": 0, "ready_file": str(self._ready), "end_with_stdin": True}
         config = folder / "options.yaml"
-        config.write_text(json.dumps({**options, **own}), encoding="utf-8")  # JSON is YAML
-        # What was said of the driver in its environment would overrule the file.
+        config.write_text(json.dumps({**options, **added}), encoding="utf-8")  # JSON is YAML
+        # The driver's environment variables would override the file.
         inherited = {name: value for name, value in environment.items() if not name.startswith(ENV_PREFIX)}
         self.url = ""
         with self._log.open("wb") as log:
@@ -57,24 +57,24 @@ class ServerProcess:
         return self._process.pid
 
     def wait(self, seconds: float) -> None:
-        """Until it is ready; `url` is then where. Raises EngineDead with its last words."""
+        """Until it is ready and has a `url`. Raises EngineDead with the end of its log."""
         deadline = time.monotonic() + seconds
         while not self._ready.exists():
             self.check()
             if time.monotonic() > deadline:
-                raise EngineDead(f"the server was not ready within {seconds:g} s: {self.last_words()}")
+                raise EngineDead(f"the server was not ready within {seconds:g} s: {self.log_end()}")
             time.sleep(TICK_S)
         self.url = str(json.loads(self._ready.read_text(encoding="utf-8"))["url"])
 
     def check(self) -> None:
-        """Raises EngineDead where it has ended."""
+        """Raises EngineDead if it has ended."""
         code = self._process.poll()
         if code is not None:
-            raise EngineDead(f"the server ended with code {code}: {self.last_words()}")
+            raise EngineDead(f"the server ended with code {code}: {self.log_end()}")
 
     async def ask(self, path: str, seconds: float) -> httpx.Response:
-        """GET. Raises EngineDead where it gives no answer in time, or one that is no success, and NotReady
-        where that is for a while."""
+        """GET. Raises EngineDead without an answer in time, or for one that is not a success; NotReady if
+        that is temporary."""
         self.check()
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
         try:
@@ -90,18 +90,18 @@ class ServerProcess:
         return answer
 
     async def check_health(self, seconds: float) -> None:
-        """Raises EngineDead where it is not well. A pause is no illness."""
+        """Raises EngineDead if it is unhealthy. A pause does not count."""
         with contextlib.suppress(NotReady):
             await self.ask("/health", seconds)
 
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         """The end of its log."""
         with contextlib.suppress(OSError):
             return self._log.read_text(encoding="utf-8", errors="replace")[-MOST_LOG:].strip()
         return ""
 
     def stop(self, drain_s: float) -> None:
-        """End it; requests in hand have `drain_s` seconds. What is left then is killed."""
+        """End it; running requests have `drain_s` seconds. Remaining processes are killed."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:

@@ -2,15 +2,14 @@
 
     command.py    `python -m runtime router`
     app.py        its routes: which requests go to one worker, which to all
-    relay.py      one request on its way to a worker, and to another one when that fails
-    pair.py       the same with a prefill and a decode server, another pair when one of them fails
-    answer.py     how a worker's answer becomes the client's; events.py, merge.py: of streams, of two answers
-    upstream.py   requests to the workers, with their key; client.py: HTTP over connections that are kept
-    pool.py       the workers: load, circuit breakers, sessions; chooses by a policy
-    health.py     looks at each worker now and then
-    policies/     how to choose: one file each
-    prompt.py     what of a request's body the choice depends on
+    relay.py      one request on its way to a worker, or to a prefill and a decode server, and to others when
+                  those fail
+    answer.py     passes a worker's answer on to the client; merge.py: of two answers
+    upstream.py   requests to the workers, with their key, over connections that are kept
+    pool.py       the workers: load, circuit breakers, sessions; what of a body the choice depends on
+    health.py     probes each worker
+    policies.py   how to choose
     metrics.py    what it counts
 
-It computes nothing, holds no tokenizer and no torch, and needs nothing of a worker but its HTTP interface.
+It computes nothing, holds no tokenizer and no torch, and needs only the HTTP interface of its workers.
 """

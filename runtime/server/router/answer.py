@@ -1,10 +1,12 @@
-"""Answer: what the client has of its answer, and how a worker's answer becomes that.
+"""Answer: passes a worker's answer on to the client, bytes as they come, no faster than the client reads.
 
-Bytes are passed on as they come, no faster than the client reads them.
+Streams are passed on in whole events: one that breaks off can be ended by an event that reports it, and
+one of which only comments were sent can be begun again by another worker.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +17,48 @@ from starlette.types import Send
 
 from runtime.protocol.errors import RuntimeFault, WorkerFailed
 from runtime.server.http.sse import HEADERS as STREAM_HEADERS
-from runtime.server.router.client import Response
-from runtime.server.router.events import WholeEvents
 from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
-from runtime.server.router.pool import Worker
-from runtime.server.router.prompt import Asked
-from runtime.server.router.upstream import headers_back, read_some
+from runtime.server.router.pool import RequestFacts, Worker
+from runtime.server.router.upstream import Response, headers_back, read_some
+
+MOST_HELD = 1 << 20
+"""Bytes of an event whose end has not come. A longer one is passed on in pieces."""
+_COMMENTS = re.compile(rb"(?:(?::[^\r\n]*)?\r?\n)*")
+
+
+class WholeEvents:
+    """Feed it the pieces of one worker's stream."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.begun = False
+        """Whether there was an event: anything besides comments."""
+        self.torn = False
+        """Whether the client has a part of an event whose rest is missing."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What can be passed on now, b"" for nothing."""
+        data = self._held + piece if self._held else piece
+        if data.endswith(b"\n\n"):  # the usual case: the server writes whole events
+            whole, self._held = data, b""
+        elif self.torn or len(data) > MOST_HELD:
+            whole, self._held = data, b""
+            self.begun = True
+        else:
+            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            whole, self._held = data[:end], data[end:]
+        if whole:
+            self.torn = not whole.endswith(b"\n\n")
+            if not self.begun:
+                self.begun = not _COMMENTS.fullmatch(whole)
+        return whole
+
+    def rest(self) -> bytes:
+        """What is left when the stream has ended as it should."""
+        held, self._held = self._held, b""
+        return held
+
 
 MOST_WHOLE = 1 << 20
 """Bytes of an answer that are held until its end, so that another worker can still give it. Longer ones are
@@ -30,33 +67,35 @@ MOST_MERGED = 64 << 20
 """Bytes of an answer that another one is merged into."""
 _STREAM = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 ErrorEvent = Callable[[RuntimeFault], bytes]
-Learn = Callable[[Asked, Worker, bytes], None]
+LazyMerge = Callable[[], Awaitable[Merge]]
+"""Awaited, once an answer has begun, for what is merged into it."""
+Learn = Callable[[RequestFacts, Worker, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done. target: path and query; on_fault: an error inside a stream, as these clients know
-    it; learn: called with the beginning of the worker's answer, once that is there."""
+    """A request to pass on. target: path and query; on_fault: formats an error inside a stream; learn: called
+    with the beginning of the worker's answer, once that is there."""
 
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
-    asked: Asked
+    facts: RequestFacts
     on_fault: ErrorEvent
     learn: Learn | None = None
     arrived: float = field(default_factory=time.monotonic)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of its timeout_s that are left; None: it has none."""
-        limit = self.asked.timeout_s
+        """Seconds left of its timeout_s, None if it has none."""
+        limit = self.facts.timeout_s
         return None if limit is None else self.arrived + limit - time.monotonic()
 
 
 @dataclass(slots=True)
 class Refusal(Exception):
-    """A worker's own answer, which another worker may do better; final: none may."""
+    """A worker's own answer, which another worker may improve on, unless it is `final`."""
 
     worker: Worker
     status: int
@@ -66,7 +105,7 @@ class Refusal(Exception):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The error of the answer; {} where it has another shape."""
+        """The `error` object of the answer, {} if it has another shape."""
         try:
             error = msgspec.json.decode(self.body)["error"]
         except (msgspec.DecodeError, KeyError, TypeError):
@@ -79,7 +118,6 @@ class Refusal(Exception):
 
     @property
     def fault(self) -> RuntimeFault:
-        """The same as an error of the router's."""
         message = str(self.facts.get("message") or f"answered {self.status}")
         return WorkerFailed(message, where=self.worker.name)
 
@@ -94,33 +132,27 @@ class Answer:
         self.started = False
         self._torn = False
         self.begun = False
-        """Whether more was sent than comments: then nobody else can give the answer."""
+        """Whether more was sent than comments: then no other worker can give the answer."""
 
     async def pass_on(
-        self,
-        worker: Worker,
-        response: Response,
-        began: float,
-        merge: Callable[[], Awaitable[Merge]] | None = None,
+        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None = None
     ) -> None:
-        """The worker's answer to a request that was sent at `began` (time.monotonic()). merge: asked for what
-        to merge into it once there is something of it. Raises WorkerFailed; Refusal when the client has the
-        beginning of a stream and this is none."""
+        """Send the worker's answer to a request of the time `began` (time.monotonic()). Raises WorkerFailed;
+        Refusal if this is no stream, and the client has received the beginning of one."""
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             await self._pass_events(worker, response, began, merge)
         else:
             await self._pass_whole(worker, response, began, merge)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """The request ends with this."""
         if self.started:
             await self._body(self._order.on_fault(refusal.fault), more=False)
         else:
             await self._whole(refusal.status, refusal.headers, refusal.body)
 
     async def fail(self, fault: RuntimeFault) -> None:
-        """The request ends with this. Raises it where nothing was sent yet, and where the client has part of
-        something: then the connection is cut, so that it cannot look complete."""
+        """End the request with this error. Raises it if nothing was sent yet, or if the client has part of
+        an event: then the connection is closed, so that the answer cannot look complete."""
         if not self.started or self._torn:
             raise fault
         await self._body(self._order.on_fault(fault), more=False)
@@ -128,11 +160,7 @@ class Answer:
     # -- streams ---------------------------------------------------------------------------------------------
 
     async def _pass_events(
-        self,
-        worker: Worker,
-        response: Response,
-        began: float,
-        merge: Callable[[], Awaitable[Merge]] | None,
+        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
     ) -> None:
         events, merging = WholeEvents(), None
         async for piece in response.pieces():
@@ -157,11 +185,7 @@ class Answer:
     # -- whole answers ---------------------------------------------------------------------------------------
 
     async def _pass_whole(
-        self,
-        worker: Worker,
-        response: Response,
-        began: float,
-        merge: Callable[[], Awaitable[Merge]] | None,
+        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
     ) -> None:
         headers, parts, size = headers_back(response), [], 0
         most = MOST_WHOLE if merge is None else MOST_MERGED
@@ -203,7 +227,7 @@ class Answer:
     def _first(self, worker: Worker, beginning: bytes, began: float) -> None:
         self._metrics.first(worker, time.monotonic() - began)
         if self._order.learn is not None:
-            self._order.learn(self._order.asked, worker, beginning)
+            self._order.learn(self._order.facts, worker, beginning)
 
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.started = True

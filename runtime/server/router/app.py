@@ -21,19 +21,18 @@ from starlette.types import ASGIApp
 from runtime.config.serving.router import RouterConfig
 from runtime.protocol.console import version
 from runtime.protocol.control import VERBS
-from runtime.protocol.errors import NoWorker, RuntimeFault, WorkerFailed
+from runtime.protocol.errors import NotFound, NoWorker, RuntimeFault, WorkerFailed
 from runtime.server.anthropic import routes as anthropic
+from runtime.server.context import json_endpoint
 from runtime.server.http.body import decode, read_bytes
-from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, error_response, json_response
+from runtime.server.http.errors import error_response
 from runtime.server.http.limits import Gate
 from runtime.server.http.sse import event, fault_event
 from runtime.server.router.answer import Learn, Order
 from runtime.server.router.health import Watch
 from runtime.server.router.metrics import RouterMetrics
-from runtime.server.router.pair import PairRelay, Tails, splits
-from runtime.server.router.pool import Pool, Worker, checked_url, make_workers
-from runtime.server.router.prompt import Asked, read_asked
-from runtime.server.router.relay import Relay
+from runtime.server.router.pool import Pool, RequestFacts, Worker, checked_url, make_workers, read_facts
+from runtime.server.router.relay import PairRelay, Relay, Tails, splits
 from runtime.server.router.upstream import Upstream, read_some
 
 RESPONSES = "/v1/responses"
@@ -66,28 +65,28 @@ ORDERS = (*(path for verb in VERBS.values() if verb.admin for path in verb.paths
 """Paths that change a server for every client (see KeyCheck)."""
 ALL = (*ORDERS, "/abort_request", "/precompile")
 """Paths that go to all workers."""
-MOST_TOLD = 4 << 20
-"""Bytes that are read of what a worker tells of itself."""
+MOST_ANSWER = 4 << 20
+"""Bytes that are read of a worker's answer to a control request."""
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,100})"')
 _SHAPES = tuple((prefix, anthropic.error_body) for prefix in anthropic.PREFIXES)
 
 
 class Router:
-    """`async with` it: it looks at the workers, and closes its connections to them at the end. `app` is the
-    ASGI application. Raises BadRequest and UnknownName for options that are wrong."""
+    """`async with router.running()`: it probes the workers, and closes its connections to them at the end.
+    `app` is the ASGI application. Raises BadRequest and UnknownName for options that are wrong."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-        if config.worker:
-            self.pools: tuple[Pool, ...] = (
-                Pool(make_workers(config.worker, "worker", config), config.policy, config),
+        roles = ("worker",) if config.worker else ("prefill", "decode")
+        self.pools = tuple(
+            Pool(
+                make_workers(getattr(config, role), role, config),
+                config.decode_policy if role == "decode" else config.policy,
+                config,
             )
-        else:
-            self.pools = (
-                Pool(make_workers(config.prefill, "prefill", config), config.policy, config),
-                Pool(make_workers(config.decode, "decode", config), config.decode_policy, config),
-            )
-        # Of the workers that can answer any request alone.
+            for role in roles
+        )
+        # Its workers can answer any request alone.
         self._main = self.pools[-1]
         self.metrics = RouterMetrics(lambda: self.workers)
         self._upstream, self._tails = Upstream(config), Tails()
@@ -100,18 +99,17 @@ class Router:
         return tuple(one for pool in self.pools for one in pool.workers)
 
     async def become(self, pool: Pool, urls: Collection[str]) -> None:
-        """Have these servers in `pool`, which is one of its own: the same as before, others, or none. Raises
-        BadRequest."""
+        """Replace the servers of `pool` by these: the same as before, others, or none. Raises BadRequest."""
         known = {one.name: one for one in pool.workers}
         named = {checked_url(url, pool.role): url for url in urls}
-        gone = [one for name, one in known.items() if name not in named]
+        removed = [one for name, one in known.items() if name not in named]
         pool.become([known.get(name) or Worker(url, pool.role, self.config) for name, url in named.items()])
-        for worker in gone:
+        for worker in removed:
             self._upstream.forget(worker)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Looks at the workers within, and has connections to them."""
+        """Probe the workers, and have connections to them, within the block."""
         async with self._upstream:
             watches = [
                 asyncio.create_task(Watch(pool, self._upstream, self.config).run(), name="sglang-dsl-watch")
@@ -126,14 +124,13 @@ class Router:
                 await self._tails.close()
 
     def give_up(self, reason: str) -> None:
-        """Fail all requests in hand."""
         for worker in self.workers:
             worker.give_up(reason)
 
     def _build(self) -> ASGIApp:
         routes = [
             *(Route(path, self._generate, methods=list(methods)) for path, methods in GENERATE.items()),
-            *(Route(path, self._one, methods=list(methods)) for path, methods in ONE.items()),
+            *(Route(path, self._relay, methods=list(methods)) for path, methods in ONE.items()),
             *(Route(path, self._all, methods=["POST"]) for path in ALL),
             Route("/open_session", self._open_session, methods=["POST"]),
             Route("/close_session", self._close_session, methods=["POST"]),
@@ -144,10 +141,10 @@ class Router:
             Route("/health_generate", self._health_generate),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
-            Route("/workers", self._states),
-            Route("/get_load", self._load),
-            Route("/server_info", self._info),
-            Route("/get_server_info", self._info),
+            Route("/workers", json_endpoint(self._states)),
+            Route("/get_load", json_endpoint(self._load)),
+            Route("/server_info", json_endpoint(self._info)),
+            Route("/get_server_info", json_endpoint(self._info)),
         ]
         app: ASGIApp = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES, orders=ORDERS)
         if self.config.cors_origins:
@@ -158,67 +155,60 @@ class Router:
 
     # -- to one worker ---------------------------------------------------------------------------------------
 
-    async def _one(self, request: Request) -> ASGIApp:
-        return await self._relay(request)
-
     async def _generate(self, request: Request) -> ASGIApp:
-        """To a pair, where there are pairs and the request can be split."""
+        """To a pair, if there are pairs and the request can be split."""
         if len(self.pools) == 1:
             return await self._relay(request)
         raw = await read_bytes(request, self._served)
         body = await decode(raw, self._served)
-        order = self._order(request, raw, read_asked(raw))
+        order = self._order(request, raw, read_facts(raw))
         if not isinstance(body, dict) or not splits(body):
-            return Relay(order, self._main, self._upstream, self.metrics, self.config.retries)
-        pools = (self.pools[0], self.pools[1])
-        retries = self.config.retries
-        return PairRelay(order, body, pools, self._upstream, self.metrics, retries, self._tails)
+            return self._relay_of(order)
+        retries, tails = self.config.retries, self._tails
+        return PairRelay(order, body, self.pools, self._upstream, self.metrics, retries, tails)
 
     async def _respond(self, request: Request) -> ASGIApp:
-        def learn(asked: Asked, worker: Worker, beginning: bytes) -> None:
-            if found := _RESPONSE_ID.search(beginning):
-                self._main.holds(found[1].decode(), worker)
+        def learn(facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
+            if match := _RESPONSE_ID.search(beginning):
+                self._main.holds(match[1].decode(), worker)
 
-        return await self._relay(request, learn=learn)
+        return await self._relay(request, learn)
 
     async def _response(self, request: Request) -> ASGIApp:
-        return await self._relay(request, held=request.path_params["response_id"])
+        body = await read_bytes(request, self._served)
+        facts = RequestFacts(held=request.path_params["response_id"])
+        return self._relay_of(self._order(request, body, facts))
 
     async def _open_session(self, request: Request) -> ASGIApp:
-        def learn(asked: Asked, worker: Worker, beginning: bytes) -> None:
+        def learn(facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
             with contextlib.suppress(msgspec.DecodeError):
                 self._main.holds(msgspec.json.decode(beginning, type=str), worker)
 
-        return await self._relay(request, learn=learn)
+        return await self._relay(request, learn)
 
     async def _close_session(self, request: Request) -> ASGIApp:
-        def learn(asked: Asked, worker: Worker, beginning: bytes) -> None:
-            if asked.held is not None:
-                self._main.dropped(asked.held)
+        def learn(facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
+            if facts.held is not None:
+                self._main.dropped(facts.held)
 
-        return await self._relay(request, learn=learn)
+        return await self._relay(request, learn)
 
-    async def _relay(
-        self,
-        request: Request,
-        *,
-        held: str | None = None,
-        learn: Learn | None = None,
-    ) -> ASGIApp:
+    async def _relay(self, request: Request, learn: Learn | None = None) -> ASGIApp:
         body = await read_bytes(request, self._served)
-        asked = read_asked(body) if held is None else Asked(held=held)
-        order = self._order(request, body, asked, learn)
-        return Relay(order, self._main, self._upstream, self.metrics, self.config.retries)
+        return self._relay_of(self._order(request, body, read_facts(body), learn))
 
-    def _order(self, request: Request, body: bytes, asked: Asked, learn: Learn | None = None) -> Order:
+    def _relay_of(self, order: Order) -> ASGIApp:
+        return Relay(order, [self._main], self._upstream, self.metrics, self.config.retries)
+
+    def _order(self, request: Request, body: bytes, facts: RequestFacts, learn: Learn | None = None) -> Order:
         return Order(
-            request.method, _target(request), request.headers, body, asked, _error_event(request), learn
+            request.method, _target(request), request.headers, body, facts, _error_event(request), learn
         )
 
     # -- to all ----------------------------------------------------------------------------------------------
 
     async def _all(self, request: Request) -> Response:
-        """The first worker's answer where all did it; else the first failure, which names its worker."""
+        """The first worker's answer if all succeed, else the first failure, which names its worker."""
         body = await read_bytes(request, self._served)
         answers = await self._gather(request.method, _target(request), request.headers, body)
         good = [one for one in answers if isinstance(one, Response)]
@@ -232,7 +222,6 @@ class Router:
     async def _gather(
         self, method: str, target: str, headers: Any = None, body: bytes = b""
     ) -> list[Response | RuntimeFault]:
-        """What each worker answers, in their order."""
 
         async def ask(worker: Worker) -> Response | RuntimeFault:
             try:
@@ -240,7 +229,7 @@ class Router:
                     worker, method, target, headers=headers or {}, body=body,
                     patience=self.config.control_timeout_s, counted=False,
                 ) as response:  # fmt: skip
-                    content = await read_some(response, MOST_TOLD)
+                    content = await read_some(response, MOST_ANSWER)
             except WorkerFailed as fault:
                 return fault
             kind = response.headers.get("content-type")
@@ -256,18 +245,16 @@ class Router:
     async def _ready(self, request: Request) -> Response:
         for pool in self.pools:
             if not pool.available:
-                fault = NoWorker(f"no {pool.role} server is available", hint="GET /workers")
-                return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})
+                return _unavailable(f"no {pool.role} server is available")
         return PlainTextResponse("ready\n")
 
     async def _health_generate(self, request: Request) -> Response:
         """Whether some worker of each role generates."""
         answers = dict(zip(self.workers, await self._gather("GET", "/health_generate"), strict=True))
         for pool in self.pools:
-            told = [answers[one] for one in pool.workers]
-            if not any(isinstance(one, Response) and one.status_code == 200 for one in told):
-                fault = NoWorker(f"no {pool.role} server can generate", hint="GET /workers")
-                return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})
+            of_pool = [answers[one] for one in pool.workers]
+            if not any(isinstance(one, Response) and one.status_code == 200 for one in of_pool):
+                return _unavailable(f"no {pool.role} server can generate")
         return PlainTextResponse("healthy\n")
 
     async def _metrics(self, request: Request) -> Response:
@@ -276,40 +263,35 @@ class Router:
         body, kind = self.metrics.render()
         return Response(body, headers={"content-type": kind})
 
-    async def _states(self, request: Request) -> Response:
-        return json_response({"workers": [_state(one) for one in self.workers]})
+    async def _states(self, request: Request) -> dict[str, Any]:
+        return {"workers": [_state(one) for one in self.workers]}
 
-    async def _load(self, request: Request) -> Response:
-        """Every worker's loads, one after another."""
-        loads: list[dict[str, Any]] = []
-        for answer in await self._gather("GET", "/get_load"):
-            told = _json(answer)
-            loads += [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
-        return json_response([{**one, "dp_rank": rank} for rank, one in enumerate(loads)])
+    async def _load(self, request: Request) -> list[dict[str, Any]]:
+        answers = [_json(answer) for answer in await self._gather("GET", "/get_load")]
+        loads = [one for some in answers if isinstance(some, list) for one in some if isinstance(one, dict)]
+        return [{**one, "dp_rank": rank} for rank, one in enumerate(loads)]
 
-    async def _info(self, request: Request) -> Response:
-        """What the first worker tells that answers, and the states of all."""
-        first: dict[str, Any] = {}
-        states: list[Any] = []
-        workers = []
-        for worker, answer in zip(self.workers, await self._gather("GET", "/server_info"), strict=True):
-            told = _json(answer)
-            workers.append({**_state(worker), "answered": isinstance(told, dict)})
-            if isinstance(told, dict):
-                first = first or told
-                states += told.get("internal_states") or []
+    async def _info(self, request: Request) -> dict[str, Any]:
+        """The first worker's answer, and the states of all."""
+        answers = [_json(answer) for answer in await self._gather("GET", "/server_info")]
+        infos = [one for one in answers if isinstance(one, dict)]
         roles = {
             role: [one.name for one in self.workers if one.role == role] for role in ("prefill", "decode")
         }
-        return json_response(
-            {
-                **first,
-                "internal_states": states,
-                "router": {"version": version(), "policy": self.config.policy},
-                "workers": workers,
-                **roles,
-            }
-        )
+        return {
+            **(infos[0] if infos else {}),
+            "internal_states": [state for info in infos for state in info.get("internal_states") or []],
+            "router": {"version": version(), "policy": self.config.policy},
+            "workers": [
+                {**_state(worker), "answered": isinstance(answer, dict)}
+                for worker, answer in zip(self.workers, answers, strict=True)
+            ],
+            **roles,
+        }
+
+
+def _unavailable(message: str) -> Response:
+    return error_response(NoWorker(message, hint="GET /workers"))
 
 
 def _state(worker: Worker) -> dict[str, Any]:
@@ -325,7 +307,7 @@ def _state(worker: Worker) -> dict[str, Any]:
 
 
 def _json(answer: Response | RuntimeFault) -> Any:
-    """What it says; None where it does not."""
+    """A worker's answer decoded, None for an error."""
     if not isinstance(answer, Response) or answer.status_code != 200:
         return None
     try:
@@ -349,6 +331,6 @@ def _error_event(request: Request) -> Callable[[RuntimeFault], bytes]:
 
 
 def _response_fault(fault: RuntimeFault) -> bytes:
-    """For streams of /v1/responses. Their numbers are not followed; none is missing behind the last one."""
+    """For streams of /v1/responses. It is the last event, so its number does not matter."""
     facts = {"type": "error", "code": fault.code, "message": str(fault), "param": None, "sequence_number": 0}
     return event(facts, "error")

@@ -1,4 +1,4 @@
-"""`python -m runtime router`: reads the options, listens, and serves until it is told to end."""
+"""`python -m runtime router`: reads the options, listens, and serves until a signal ends it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from runtime.config.serving.router import RouterConfig
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.supervisor import listening, tell_ready
 from runtime.protocol.console import set_title
-from runtime.server.http.serve import make_server
+from runtime.server.http.serve import make_server, new_event_loop
 from runtime.server.router.app import Router
-
-try:
-    import uvloop as loops
-except ImportError:  # it is not built for every system
-    loops = asyncio  # type: ignore[misc]
 
 log = logging.getLogger(__name__)
 
 GROUPS = (("router", RouterConfig),)
 TICK_S = 0.1
 FLUSH_S = 5.0
-"""How long answers to requests that were given up may take to be sent."""
+"""How long error answers may take to be sent at the end."""
 DESCRIPTION = (
     "One address in front of several servers: replicas (--worker URL ...), or pairs of prefill and decode "
     "servers (--prefill URL ... --decode URL ...)."
@@ -49,7 +44,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
     try:
         with (
             listening(config.server) as listener,
-            asyncio.Runner(loop_factory=loops.new_event_loop) as runner,
+            asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
             runner.run(serve(router, listener, ended))
     finally:
@@ -59,13 +54,13 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
 
 
 class Ended:
-    """A signal that comes before the web server takes them. It gives those that it took on at its end."""
+    """Notes a signal that arrives before the web server handles them, or that it re-raises at its end."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.received = False
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        self.told = True
+        self.received = True
 
 
 async def serve(router: Router, listener: socket.socket, ended: Ended) -> None:
@@ -85,7 +80,7 @@ async def serve(router: Router, listener: socket.socket, ended: Ended) -> None:
 async def _end(router: Router, server: uvicorn.Server, ended: Ended) -> None:
     while not server.should_exit:
         await asyncio.sleep(TICK_S)
-        if ended.told:
+        if ended.received:
             server.should_exit = True
     patience = router.config.drain_timeout_s
     log.info("ending; requests in hand may take %g s", patience)

@@ -1,4 +1,4 @@
-"""Looks at each worker's /ready now and then: who gets requests, and who has died without a word."""
+"""Watch: probes /ready of each worker: which gets requests, and which has died."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from runtime.server.router.upstream import SilentWorker, Upstream, read_some
 log = logging.getLogger(__name__)
 
 ANYWHERE = frozenset({"0.0.0.0", "::", "127.0.0.1", "::1", "localhost"})
-"""Addresses to listen on that say nothing of where others find it."""
-MOST_TOLD = 1 << 20
-"""Bytes that are read of what a worker tells of itself."""
-FIRST_LOOKS_S = 0.25
-"""Between two looks at a worker that has never been ready, so that one that starts is found soon."""
+"""Addresses to listen on by which other machines cannot reach it."""
+MOST_ANSWER = 1 << 20
+"""Bytes that are read of an answer."""
+FIRST_PROBES_S = 0.25
+"""Between two probes of a worker that has never been ready: one that starts is noticed soon."""
 
 
 class Watch:
-    """Looks until it is cancelled."""
+    """Probes until it is cancelled."""
 
     def __init__(self, pool: Pool, upstream: Upstream, config: RouterConfig) -> None:
         self._pool, self._upstream, self._config = pool, upstream, config
@@ -42,15 +42,15 @@ class Watch:
                 await self._pool.changed.wait()
 
     async def _watch(self, worker: Worker) -> None:
-        pause = min(FIRST_LOOKS_S, self._config.probe_interval_s)
+        pause = min(FIRST_PROBES_S, self._config.probe_interval_s)
         while True:
-            await self._look(worker)
+            await self._probe(worker)
             if worker.ready:
                 pause = self._config.probe_interval_s
             await asyncio.sleep(pause)
             pause = min(self._config.probe_interval_s, pause * 1.25)
 
-    async def _look(self, worker: Worker) -> None:
+    async def _probe(self, worker: Worker) -> None:
         before = worker.ready
         try:
             status, body = await self._ask(worker, "/ready")
@@ -72,7 +72,7 @@ class Watch:
                 self._pool.forget(worker)
 
     async def _find_bootstrap(self, worker: Worker) -> None:
-        """Where its bootstrap server is, as far as it tells in /server_info."""
+        """Read the address of its bootstrap server from /server_info, if it is there."""
         status, body = await self._ask(worker, "/server_info")
         if status != 200:
             return
@@ -82,20 +82,20 @@ class Watch:
         host = host.strip("[]")
         if host and host not in ANYWHERE:
             worker.bootstrap_host = f"[{host}]" if ":" in host else host
-        if port.isdecimal() and not worker.bootstrap_given:
+        if port.isdecimal() and not worker.bootstrap_fixed:
             worker.bootstrap_port = int(port)
 
     async def _ask(self, worker: Worker, path: str) -> tuple[int, bytes]:
         async with self._upstream.asking(
             worker, "GET", path, headers={}, patience=self._config.probe_timeout_s, counted=False
         ) as response:
-            return response.status, await read_some(response, MOST_TOLD)
+            return response.status, await read_some(response, MOST_ANSWER)
 
 
 def _message(body: bytes) -> str | None:
     error = _field(body, "error")
-    found = error.get("message") if isinstance(error, dict) else None
-    return found if isinstance(found, str) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else None
 
 
 def _field(body: bytes, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Log-probabilities of a prompt, which the prefill server computes, put into the decode server's answer.
 
-Of /generate (meta_info.input_token_logprobs and its kin) and of /v1/completions with echo (the parallel lists
-of a choice). Both sides were asked the same; the prefill side's answer has one token of output, the decode
-side's has nothing of the prompt.
+For /generate (meta_info.input_token_logprobs and similar lists) and /v1/completions with echo (the parallel
+lists of a choice). Both servers got the same request; the prefill server's answer has one token of output,
+the decode server's nothing of the prompt.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs")
 
 
 def merge_for(path: str, body: Mapping[str, Any]) -> Callable[[Any], Merge] | None:
-    """What makes a Merge of the prefill side's answer, decoded; None where this request needs none."""
+    """The Merge to construct from the prefill server's answer, decoded; None if the request needs none."""
     if path == "/generate":
-        wanted = any(body.get(name) for name in ("return_logprob", "top_logprobs_num", "token_ids_logprob"))
+        logprobs = any(body.get(name) for name in ("return_logprob", "top_logprobs_num", "token_ids_logprob"))
         starts = _listed(body.get("logprob_start_len"))
         scored = any(isinstance(start, int) and start >= 0 for start in starts)
-        # A request that makes no tokens asks for the prompt's, wherever they start.
+        # A request without output asks for the prompt's, wherever they start.
         params = _listed(body.get("sampling_params"))
         scored |= any(isinstance(each, dict) and each.get("max_new_tokens") == 0 for each in params)
-        return NativeMerge if wanted and scored else None
+        return NativeMerge if logprobs and scored else None
     if path == "/v1/completions" and body.get("echo") and body.get("logprobs") is not None:
         return CompletionMerge
     return None
@@ -47,13 +47,13 @@ def decoded(worker: Worker, body: bytes) -> Any:
 
 
 class Merge:
-    """Puts what another answer says into this one: `change` is called for each of its JSON objects."""
+    """Adds another answer's entries to this one: `change` is called for each of its JSON objects."""
 
     def whole(self, body: bytes) -> bytes:
         answer = msgspec.json.decode(body)
         items = answer if isinstance(answer, list) else [answer]
-        for place, item in enumerate(items):
-            self.change(item, place, last=True)
+        for index, item in enumerate(items):
+            self.change(item, index, last=True)
         return msgspec.json.encode(answer)
 
     def events(self, data: bytes) -> bytes:
@@ -67,9 +67,9 @@ class Merge:
                     lines[at] = _DATA + msgspec.json.encode(item)
         return b"\n".join(lines)
 
-    def change(self, item: dict[str, Any], place: int, *, last: bool = False) -> bool:
-        """item: of a whole answer or an event; place: in a batch; last: there is nothing of it after this.
-        Whether anything was changed."""
+    def change(self, item: dict[str, Any], index: int, *, last: bool = False) -> bool:
+        """Change `item`, an answer or an event, and return whether it changed. index: in a batch; last: no
+        event of it follows."""
         raise NotImplementedError
 
 
@@ -78,7 +78,7 @@ class NativeMerge(Merge):
 
     def __init__(self, prefill: Any) -> None:
         items = prefill if isinstance(prefill, list) else [prefill]
-        self._found = [
+        self._values = [
             {
                 name: value
                 for name, value in item.get("meta_info", {}).items()
@@ -86,17 +86,17 @@ class NativeMerge(Merge):
             }
             for item in items
         ]
-        self._told: set[int] = set()
+        self._begun: set[int] = set()
 
-    def change(self, item: dict[str, Any], place: int, *, last: bool = False) -> bool:
+    def change(self, item: dict[str, Any], index: int, *, last: bool = False) -> bool:
         meta = item.get("meta_info")
-        if meta is None or not 0 <= place < len(self._found):
+        if meta is None or not 0 <= index < len(self._values):
             return False
         ends = last or meta.get("finish_reason") is not None
-        if place in self._told and not ends:
+        if index in self._begun and not ends:
             return False
-        self._told.add(place)
-        for name, value in self._found[place].items():
+        self._begun.add(index)
+        for name, value in self._values[index].items():
             if not meta.get(name):
                 meta[name] = value
         return True
@@ -107,29 +107,29 @@ class CompletionMerge(Merge):
 
     def __init__(self, prefill: Any) -> None:
         choices = prefill.get("choices") or []
-        made = int((prefill.get("usage") or {}).get("completion_tokens", 0)) // max(1, len(choices))
+        outputs = int((prefill.get("usage") or {}).get("completion_tokens", 0)) // max(1, len(choices))
         self._prompt: dict[int, dict[str, list[Any]]] = {}
         self._offset: dict[int, int] = {}
         for choice in choices:
             logprobs = choice.get("logprobs") or {}
-            count = len(logprobs.get("tokens", ())) - made
-            place, offsets = int(choice["index"]), logprobs.get("text_offset") or []
-            self._prompt[place] = {
+            count = len(logprobs.get("tokens", ())) - outputs
+            index, offsets = int(choice["index"]), logprobs.get("text_offset") or []
+            self._prompt[index] = {
                 name: logprobs[name][:count] for name in (*_LISTS, "text_offset") if logprobs.get(name)
             }
-            # Where the output's first token stands; where there is none, behind the last of the prompt.
-            self._offset[place] = int(offsets[count]) if made and count < len(offsets) else 0
+            # The offset of the output's first token; without output, 0.
+            self._offset[index] = int(offsets[count]) if outputs and count < len(offsets) else 0
 
-    def change(self, item: dict[str, Any], place: int, *, last: bool = False) -> bool:
+    def change(self, item: dict[str, Any], index: int, *, last: bool = False) -> bool:
         changed = False
         for choice in item.get("choices") or []:
             logprobs = choice.get("logprobs")
-            where = int(choice.get("index", 0))
-            if logprobs is None or where not in self._offset:
+            number = int(choice.get("index", 0))
+            if logprobs is None or number not in self._offset:
                 continue
-            shift = self._offset[where]
+            shift = self._offset[number]
             logprobs["text_offset"] = [offset + shift for offset in logprobs.get("text_offset") or []]
-            for name, values in self._prompt.pop(where, {}).items():
+            for name, values in self._prompt.pop(number, {}).items():
                 if logprobs.get(name) is not None:
                     logprobs[name] = [*values, *logprobs[name]]
             changed = True

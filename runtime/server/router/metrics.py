@@ -1,16 +1,16 @@
-"""What GET /metrics of the router tells: its HTTP side as every server's, and what became of its workers."""
+"""GET /metrics of the router: its HTTP side, as of every server, and its workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.server.http.metrics import HttpMetrics
-from runtime.server.observe.metric_names import PREFIX
+from runtime.server.http.metrics import Families, HttpMetrics
+from runtime.server.observe.families import PREFIX
 from runtime.server.router.pool import Worker
 
 _LABELS = ("worker", "role")
@@ -18,23 +18,26 @@ _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 30
 
 
 class RouterMetrics:
-    """`workers` gives all of them, whose state is told at the moment of asking."""
+    """`workers`: returns all of them; their state is read at each scrape."""
 
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
         self._registry = CollectorRegistry()
-        self.http = HttpMetrics(self._registry, {"model_name": "", "worker": "router"})
-        self._sent = self._counter("requests", "Requests sent to a worker, and why to this one", "why")
-        self._again = self._counter("retries", "Of these, those that another worker had failed")
-        self._failed = self._counter(
-            "worker_failures", "Requests that a worker broke off or did not take, and how", "kind"
+        self.http = HttpMetrics(Families(self._registry, {"model_name": "", "worker": "router"}))
+        families = Families(self._registry, {})
+        self._sent = families.counter(
+            "router_requests", "Requests sent to a worker, and why to this one", *_LABELS, "why"
         )
-        self._first = Histogram(
-            f"{PREFIX}router_first_byte_seconds",
-            "From sending a request to a worker to the beginning of its answer",
-            _LABELS,
-            registry=self._registry,
-            buckets=_SECONDS,
+        self._again = families.counter(
+            "router_retries", "Of these, those that another worker had failed", *_LABELS
         )
+        self._failed = families.counter(
+            "router_worker_failures", "Requests that a worker broke off or did not take, and how", *_LABELS,
+            "kind",
+        )  # fmt: skip
+        self._first = families.histogram(
+            "router_first_byte_seconds", "From sending a request to a worker to the beginning of its answer",
+            _SECONDS, *_LABELS,
+        )  # fmt: skip
         self._registry.register(_States(workers))
 
     def sent(self, worker: Worker, why: str, *, again: bool) -> None:
@@ -49,11 +52,7 @@ class RouterMetrics:
         self._first.labels(worker.name, worker.role).observe(seconds)
 
     def render(self) -> tuple[bytes, str]:
-        """The exposition and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
-
-    def _counter(self, name: str, help: str, *more: str) -> Counter:
-        return Counter(f"{PREFIX}router_{name}", help, (*_LABELS, *more), registry=self._registry)
 
 
 class _States(Collector):

@@ -1,7 +1,7 @@
-"""Pool: the workers of one role, and which of them gets a request.
-
-A Worker carries what the router knows of it: requests in hand, whether it is ready, and its circuit breaker.
-Nothing here speaks HTTP. All is used by one event loop.
+"""Pool: the workers of one role, and which of them gets a request. A Worker counts its requests, and has a
+circuit breaker. RequestFacts are the fields of a body that the choice depends on; the body itself is passed
+on as it came, and if it is not JSON, or has another shape, the worker reports what is wrong. Nothing here
+uses HTTP; everything is used by one event loop.
 """
 
 from __future__ import annotations
@@ -10,19 +10,90 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from runtime.config.serving.router import RouterConfig
 from runtime.protocol.errors import BadRequest, NoWorker
 from runtime.server.router.policies import POLICIES
-from runtime.server.router.prompt import Asked
+
+MOST_PROMPT = 128 << 10
+"""Bytes of a prompt that are compared, at most."""
+_NOTHING = msgspec.Raw(b"")
+_NAMESPACE = ("model", "lora_path", "extra_key", "cache_salt")
+_PROMPT = ("tools", "instructions", "system", "text", "input_ids", "prompt", "messages", "input")
+
+
+class _Body(msgspec.Struct):
+    """Fields of all routes. Raw: JSON of any type."""
+
+    model: msgspec.Raw = _NOTHING
+    lora_path: msgspec.Raw = _NOTHING
+    extra_key: msgspec.Raw = _NOTHING
+    cache_salt: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+    system: msgspec.Raw = _NOTHING
+    text: msgspec.Raw = _NOTHING
+    input_ids: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    session_id: Any = None
+    session_params: Any = None
+    routing_key: Any = None
+    prompt_cache_key: Any = None
+    previous_response_id: Any = None
+    timeout_s: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """prompt: what a cached prefix depends on (see Policy.choose)
+    held     the session or earlier response that only one worker has; None: any can answer
+    program  requests with the same one should go to the same worker
+    timeout_s  seconds for all attempts together
+    """
+
+    prompt: bytes = b""
+    held: str | None = None
+    program: str | None = None
+    timeout_s: float | None = None
+
+
+def read_facts(body: bytes) -> RequestFacts:
+    try:
+        fields = msgspec.json.decode(body, type=_Body)
+    except (msgspec.DecodeError, RecursionError):
+        return RequestFacts()
+    parts = [bytes(getattr(fields, name)) for name in (*_NAMESPACE, *_PROMPT)]
+    prompt = b"\n".join(part[:MOST_PROMPT] for part in parts if part)[:MOST_PROMPT]
+    program = _text(fields.routing_key) or _text(fields.prompt_cache_key)
+    limit = fields.timeout_s
+    timed = isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
+    return RequestFacts(prompt, _held(fields), program, float(limit) if timed else None)
+
+
+def _held(body: _Body) -> str | None:
+    listed = body.session_id if isinstance(body.session_id, list) else [body.session_id]
+    params = body.session_params if isinstance(body.session_params, list) else [body.session_params]
+    named = [*listed, *(one.get("id") for one in params if isinstance(one, Mapping))]
+    named.append(body.previous_response_id)
+    return next((name for name in map(_text, named) if name is not None), None)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
 
 BOOTSTRAP_PORT = 8998
-"""Of a prefill server that does not tell it."""
+"""Of a prefill server that does not report its own."""
 MOST_REMEMBERED = 1 << 16
-"""Sessions, kept responses and programs whose worker is remembered, at most."""
+"""Sessions, stored responses and programs whose worker is remembered, at most."""
 
 
 class Worker:
@@ -34,8 +105,8 @@ class Worker:
         self.name, self.role = checked_url(url, role), role
         self.active = 0
         self.bootstrap_host, self.bootstrap_port = host_of(self.name), BOOTSTRAP_PORT
-        self.bootstrap_given = False
-        """Whether the port was given; else the server is asked for it."""
+        self.bootstrap_fixed = False
+        """Whether the port is from the options; else the server reports it."""
         self._config, self._clock = config, clock
         self._ready: bool | None = None
         self._reason = "has not answered yet"
@@ -44,26 +115,24 @@ class Worker:
         self._trial_began: float | None = None
         self._waiting: set[asyncio.Timeout] = set()
         self._silences = 0
-        self.given_up = ""
-
-    # -- may it have requests? -------------------------------------------------------------------------------
+        self.abandoned = ""
 
     @property
     def state(self) -> str:
-        """available; trial: it failed, and one request will tell whether it works again; failed: it gets none
-        until then; not_ready: so it says itself, or it says nothing."""
+        """available; trial: it failed, and one request tests whether it works again; failed: it gets none
+        until then; not_ready: so it reports itself, or it does not answer."""
         if not self._ready:
             return "not_ready"
         if self._closed_until is None:
             return "available"
         now, trial = self._clock(), self._trial_began
-        # A long request that has not failed for so long holds the others up no longer.
+        # A trial that has not failed after cooldown_s does not hold up others.
         waits = now < self._closed_until or (trial is not None and now - trial < self._config.cooldown_s)
         return "failed" if waits else "trial"
 
     @property
     def ready(self) -> bool:
-        """As it was found when it was looked at last."""
+        """Whether it was ready at the last probe."""
         return bool(self._ready)
 
     @property
@@ -72,17 +141,13 @@ class Worker:
 
     @property
     def reason(self) -> str:
-        """Why it is not available."""
         return "" if self.state == "available" else self._reason
 
-    # -- what becomes known of it ----------------------------------------------------------------------------
-
     def answered(self) -> None:
-        """It answered a request as it should."""
         self._failures, self._closed_until = 0, None
 
     def failed(self, reason: str) -> bool:
-        """It failed a request. True when it gets no more of them from now on."""
+        """It failed a request. True if it gets no more requests from now on."""
         self._failures += 1
         self._reason = reason
         if self._failures < self._config.failure_threshold and self._closed_until is None:
@@ -91,12 +156,12 @@ class Worker:
         return True
 
     def is_ready(self) -> None:
-        """It said so when it was looked at. Being ready says nothing of its failures with requests."""
+        """A probe found it ready, which does not reset its failures with requests."""
         self._ready, self._silences = True, 0
 
     def is_not_ready(self, reason: str, *, silent: bool = False) -> bool:
-        """It said so, or refused the connection; silent: or it did not answer in time, which a busy machine
-        may not do either. True when it counts as dead from now on: then what waits for it fails."""
+        """A probe found it not ready, or was refused; silent: it was not answered in time, which happens on a
+        busy machine, too. True if it counts as dead from now on: then its requests fail."""
         self._silences = self._silences + 1 if silent else 0
         dead = self._silences == self._config.probe_failures
         if not silent or self._ready is None or dead:
@@ -107,7 +172,7 @@ class Worker:
 
     @contextlib.contextmanager
     def handling(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """A request is in its hands. `limit` strikes when it is given up."""
+        """Count a request within the block. `limit` expires when the worker counts as dead."""
         trial = self.state == "trial"
         if trial:
             self._trial_began = self._clock()
@@ -122,8 +187,7 @@ class Worker:
                 self._trial_began = None
 
     def give_up(self, reason: str) -> None:
-        """Fail what waits for it."""
-        self.given_up = reason
+        self.abandoned = reason
         now = asyncio.get_running_loop().time()
         for limit in self._waiting:
             if not limit.expired():
@@ -139,8 +203,8 @@ class Choice:
 
 
 class Pool:
-    """`workers`, of one role, and a policy of its own. `changed` is set when they become others. Raises
-    UnknownName for a policy that nobody knows."""
+    """`workers`, of one role, and their policy. `changed` is set when they are replaced. Raises UnknownName
+    for an unknown policy."""
 
     def __init__(self, workers: Sequence[Worker], policy: str, config: RouterConfig) -> None:
         self.workers = tuple(workers)
@@ -154,64 +218,62 @@ class Pool:
     def available(self) -> bool:
         return any(one.available for one in self.workers)
 
-    def choose(self, asked: Asked, without: Collection[Worker] = ()) -> Choice:
+    def choose(self, facts: RequestFacts, without: Collection[Worker] = ()) -> Choice:
         """The worker for a request; `without`: those that failed it already. Raises NoWorker."""
-        holder = self._holders.get(f"held {asked.held}")
-        if asked.held is not None and holder is not None:
-            return Choice(self._only(holder, asked.held, without), "session")
+        holder = self._holders.get(f"held {facts.held}")
+        if facts.held is not None and holder is not None:
+            if holder in without or not holder.available:
+                raise NoWorker(
+                    f"only this worker has {facts.held!r:.100}, and it is {holder.state}: {holder.reason}",
+                    where=holder.name,
+                )
+            return Choice(holder, "session")
         able = [one for one in self.workers if one.available and one not in without]
         if not able:
-            raise self._nobody(without)
-        if asked.program is None:
-            return Choice(self._policy.choose(asked.prompt, able), "policy")
-        key = f"program {asked.program}"
+            raise self._none_able(without)
+        if facts.program is None:
+            return Choice(self._policy.choose(facts.prompt, able), "policy")
+        key = f"program {facts.program}"
         same = self._holders.get(key)
         if same in able and not self._overloaded(same.active, min(one.active for one in able)):
-            found = Choice(same, "program")
+            choice = Choice(same, "program")
         else:
-            found = Choice(self._policy.choose(asked.prompt, able), "policy")
-        self._remember(key, found.worker)
-        return found
+            choice = Choice(self._policy.choose(facts.prompt, able), "policy")
+        self._remember(key, choice.worker)
+        return choice
 
-    def holds(self, what: str, worker: Worker) -> None:
-        """Only this worker has that session, or that response."""
-        self._remember(f"held {what}", worker)
+    def holds(self, name: str, worker: Worker) -> None:
+        """Only this worker has the session or response `name`."""
+        self._remember(f"held {name}", worker)
 
-    def dropped(self, what: str) -> None:
-        """Nobody has it any more."""
-        self._holders.pop(f"held {what}", None)
+    def dropped(self, name: str) -> None:
+        """No worker has it any more."""
+        self._holders.pop(f"held {name}", None)
 
     def forget(self, worker: Worker) -> None:
-        """It failed: its cache, and its programs', may be gone. Sessions are no more either, but are told so
-        by the worker itself, when it is back."""
+        """It failed: its cache, and its programs', may be lost. So are sessions, but the worker itself
+        reports that when it is back."""
         self._policy.forget(worker.name)
-        for key in [
-            key for key, one in self._holders.items() if one is worker and key.startswith("program ")
-        ]:
-            del self._holders[key]
+        for key, holder in list(self._holders.items()):
+            if holder is worker and key.startswith("program "):
+                del self._holders[key]
 
     def become(self, workers: Sequence[Worker]) -> None:
-        """Others from now on. Those that are left out get no more requests, and finish what they have."""
-        for gone in set(self.workers) - set(workers):
-            gone.is_not_ready("was taken out of service")
-            self.forget(gone)
+        """Replace the workers. Those that are removed get no more requests, and finish what they have."""
+        for removed in set(self.workers) - set(workers):
+            removed.is_not_ready("was taken out of service")
+            self.forget(removed)
         self.workers = tuple(workers)
         self.changed.set()
 
-    def _only(self, holder: Worker, held: str, without: Collection[Worker]) -> Worker:
-        if holder in without or not holder.available:
-            raise NoWorker(
-                f"only this worker has {held!r:.100}, and it is {holder.state}: {holder.reason}",
-                where=holder.name,
-            )
-        return holder
-
-    def _nobody(self, without: Collection[Worker]) -> NoWorker:
-        told = [
+    def _none_able(self, without: Collection[Worker]) -> NoWorker:
+        reasons = [
             f"{one.name} " + ("failed this request" if one in without else f"is {one.state}: {one.reason}")
             for one in self.workers
         ]
-        return NoWorker(f"no {self.role} server can take the request: {'; '.join(told) or 'there is none'}")
+        return NoWorker(
+            f"no {self.role} server can take the request: {'; '.join(reasons) or 'there is none'}"
+        )
 
     def _remember(self, key: str, worker: Worker) -> None:
         self._holders[key] = worker
@@ -243,18 +305,18 @@ def host_of(url: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def make_workers(given: Sequence[str], role: str, config: RouterConfig) -> list[Worker]:
-    """Of an option: URLs, each with the port of its bootstrap server behind it where it is told. Raises
-    BadRequest."""
-    made: list[Worker] = []
-    for one in given:
-        if role == "prefill" and one.isdecimal() and made and not made[-1].bootstrap_given:
-            if not 0 < int(one) < 65536:
-                raise BadRequest(f"{one} is not a port", where=role)
-            made[-1].bootstrap_port, made[-1].bootstrap_given = int(one), True
+def make_workers(values: Sequence[str], role: str, config: RouterConfig) -> list[Worker]:
+    """The workers of an option: URLs, each followed by the port of its bootstrap server if that is known.
+    Raises BadRequest."""
+    workers: list[Worker] = []
+    for value in values:
+        if role == "prefill" and value.isdecimal() and workers and not workers[-1].bootstrap_fixed:
+            if not 0 < int(value) < 65536:
+                raise BadRequest(f"{value} is not a port", where=role)
+            workers[-1].bootstrap_port, workers[-1].bootstrap_fixed = int(value), True
         else:
-            made.append(Worker(one, role, config))
-    names = [one.name for one in made]
+            workers.append(Worker(value, role, config))
+    names = [one.name for one in workers]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BadRequest(f"{twice} occurs twice", where=role)
-    return made
+    return workers

@@ -1,14 +1,16 @@
-"""Relay: one request on its way to a worker, and to another one when that fails before the first token.
-
-When the client goes, the connection to the worker is closed, which cancels the request there.
+"""Relays: one request on its way to a worker, or to a pair of prefill and decode servers, and to others when
+those fail before the first token. When the client disconnects, the connections to the workers are closed,
+which cancels the request there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import secrets
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,105 +18,111 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from runtime.protocol.errors import Aborted, NoWorker, Overloaded, QueueFull, TransferLate, WorkerFailed
-from runtime.server.http.sse import unless_gone
-from runtime.server.router.answer import Answer, Order, Refusal, refusal_of
-from runtime.server.router.client import Response
+from runtime.server.http.sse import while_connected
+from runtime.server.router.answer import MOST_MERGED, Answer, Order, Refusal, refusal_of
+from runtime.server.router.merge import Merge, decoded, merge_for
 from runtime.server.router.metrics import RouterMetrics
-from runtime.server.router.pool import Pool, Worker
-from runtime.server.router.upstream import Upstream
+from runtime.server.router.pool import Choice, Pool, Worker
+from runtime.server.router.upstream import Response, Upstream, read_some
 
 log = logging.getLogger(__name__)
 
 _BUSY = frozenset({QueueFull.code, Overloaded.code})
 TRANSFER = "transfer_"
-"""How the codes of errors begin that two workers have with each other."""
+"""The beginning of the codes of errors between two workers."""
+WHOLE = ("session_id", "session_params", "return_hidden_states", "choices")
+"""Fields of requests that one engine must answer alone."""
+MOST_BOOTSTRAPS = 1 << 32
+"""Prompts and samples of a request: each has a bootstrap number of its own, counted from the first on."""
+GRACE_S = 10.0
+"""How long a prefill server may take to end its answer after the decode server's."""
 
 
 class Relay:
-    """An ASGI application for one request, whose body has been read."""
+    """An ASGI application for one request, whose body has been read: one worker answers it."""
 
     def __init__(
-        self, order: Order, pool: Pool, upstream: Upstream, metrics: RouterMetrics, retries: int
+        self, order: Order, pools: Sequence[Pool], upstream: Upstream, metrics: RouterMetrics, retries: int
     ) -> None:
-        self._order, self._pool, self._upstream = order, pool, upstream
+        self._order, self._pools, self._upstream = order, pools, upstream
         self._metrics, self._retries = metrics, retries
+        self._failed: set[Worker] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises what can no longer be put into the answer."""
         answer = Answer(self._order, self._metrics, send)
-        await while_connected(Request(scope, receive), answer, self._try_all(answer))
+        try:
+            await while_connected(Request(scope, receive), self._answered(answer))
+        except Aborted:
+            if not answer.started:
+                raise
+
+    async def _answered(self, answer: Answer) -> None:
+        try:
+            await self._try_all(answer)
+        except Refusal as refusal:
+            await answer.refuse(refusal)
+        except (WorkerFailed, NoWorker) as fault:
+            await answer.fail(fault)
 
     async def _try_all(self, answer: Answer) -> None:
-        failed: list[Worker] = []
-        last: Exception | None = None
+        last: WorkerFailed | Refusal | None = None
         for _ in range(self._retries + 1):
-            body = self._order.body if last is None else later(self._order, last)
+            left = self._order.left_s
+            if last is not None and left is not None and left <= 0:
+                raise last
             try:
-                choice = self._pool.choose(self._order.asked, failed)
+                choices = self._choose()
             except NoWorker:
                 if last is not None:
                     raise last from None
                 raise
-            worker = choice.worker
-            self._metrics.sent(worker, choice.why, again=last is not None)
+            for choice in choices:
+                self._metrics.sent(choice.worker, choice.why, again=last is not None)
+            workers = [choice.worker for choice in choices]
             try:
-                with judged(worker, self._pool, self._metrics):
-                    await self._attempt(worker, body, answer)
+                await self._attempt(answer, workers, again=last is not None)
                 return
             except (WorkerFailed, Refusal) as error:
-                if answer.begun or is_final(error):
+                if answer.begun or (isinstance(error, Refusal) and error.final):
                     raise
-                failed.append(worker)
+                self._exclude(workers, error)
                 last = error
         assert last is not None
         raise last
 
-    async def _attempt(self, worker: Worker, body: bytes, answer: Answer) -> None:
+    def _choose(self) -> Sequence[Choice]:
+        """The workers of the next attempt. Raises NoWorker."""
+        return [self._pools[-1].choose(self._order.facts, self._failed)]
+
+    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
+        """After `error` of these workers: choose others from now on."""
+        self._failed.update(workers)
+
+    async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
         """Raises WorkerFailed, Refusal."""
-        order, began = self._order, time.monotonic()
-        async with self._upstream.asking(
-            worker, order.method, order.target, headers=order.headers, body=body
-        ) as response:
-            await check(worker, response, keyed=self._upstream.keyed)
+        [worker], body, left = workers, self._order.body, self._order.left_s
+        if again and left is not None:
+            body = msgspec.json.encode({**msgspec.json.decode(body), "timeout_s": left})
+        began = time.monotonic()
+        async with self._asking(worker, self._pools[-1], body) as response:
             await answer.pass_on(worker, response, began)
 
-
-async def while_connected(request: Request, answer: Answer, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`; what it raises becomes the request's end. When the client goes, it is cancelled. Raises what
-    cannot be told in the answer."""
-    try:
-        await unless_gone(request, _answered(answer, work))
-    except Aborted:
-        if not answer.started:
-            raise
-
-
-async def _answered(answer: Answer, work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except Refusal as refusal:
-        await answer.refuse(refusal)
-    except (WorkerFailed, NoWorker) as fault:
-        await answer.fail(fault)
-
-
-def later(order: Order, last: Exception) -> bytes:
-    """The body for another attempt: its timeout_s is what is left of that. Raises `last` when nothing is."""
-    left = order.left_s
-    if left is None:
-        return order.body
-    if left <= 0:
-        raise last
-    return msgspec.json.encode({**msgspec.json.decode(order.body), "timeout_s": left})
-
-
-def is_final(error: WorkerFailed | Refusal) -> bool:
-    """Whether no other worker may do better."""
-    return isinstance(error, Refusal) and error.final
+    @contextlib.asynccontextmanager
+    async def _asking(self, worker: Worker, pool: Pool, body: bytes) -> AsyncIterator[Response]:
+        """The worker's answer. What becomes of it counts for the worker's circuit breaker."""
+        order = self._order
+        with judged(worker, pool, self._metrics):
+            async with self._upstream.asking(
+                worker, order.method, order.target, headers=order.headers, body=body
+            ) as response:
+                await check(worker, response, keyed=self._upstream.keyed)
+                yield response
 
 
 async def check(worker: Worker, response: Response, *, keyed: bool) -> None:
-    """Raise Refusal for an answer that another worker may do better; WorkerFailed when the worker turns the
-    router's own key down, which is not the client's business."""
+    """Raise Refusal for an answer that another worker may improve on; WorkerFailed when the worker rejects
+    the router's own key, which is not the client's business."""
     if keyed and response.status in (401, 403):
         raise WorkerFailed("does not accept the router's key (worker_api_key)", where=worker.name)
     if response.status in (502, 503):
@@ -127,7 +135,7 @@ async def check(worker: Worker, response: Response, *, keyed: bool) -> None:
 
 @contextlib.contextmanager
 def judged(worker: Worker, pool: Pool, metrics: RouterMetrics) -> Iterator[None]:
-    """What the block raises, or does not, decides whether the worker gets more requests."""
+    """Report to the worker's circuit breaker whether the block failed."""
     try:
         yield
     except (WorkerFailed, Refusal) as error:
@@ -146,7 +154,7 @@ def judged(worker: Worker, pool: Pool, metrics: RouterMetrics) -> Iterator[None]
 
 
 def _kind(error: WorkerFailed | Refusal) -> str:
-    """failed; busy, and may do the next one; transfer: which of the two is to blame is not known; final: it
+    """failed; busy: may do the next one; transfer: which of the two is to blame is not known; final: it
     answered, and that is all."""
     if isinstance(error, WorkerFailed):
         return "failed"
@@ -155,3 +163,150 @@ def _kind(error: WorkerFailed | Refusal) -> str:
     if error.code.startswith(TRANSFER):
         return "transfer"
     return "final" if error.final else "failed"
+
+
+# -- pairs ---------------------------------------------------------------------------------------------------
+
+
+def splits(body: Mapping[str, Any]) -> bool:
+    """Whether a pair can answer the request; else a decode server does all of it."""
+    return not any(body.get(name) for name in WHOLE)
+
+
+class Tails:
+    """The ends of prefill answers, for which no request waits."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[bytes]] = set()
+
+    def add(self, task: asyncio.Task[bytes]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        task.get_loop().call_later(GRACE_S, task.cancel)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[bytes]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: `judged` has reported it
+
+
+class PairRelay(Relay):
+    """A prefill and a decode server answer the request together. Both get the same body with the same
+    bootstrap fields, by which they find each other; the decode server's answer is the client's.
+
+    body: decoded; pools: of prefill and of decode servers."""
+
+    def __init__(
+        self,
+        order: Order,
+        body: Mapping[str, Any],
+        pools: Sequence[Pool],
+        upstream: Upstream,
+        metrics: RouterMetrics,
+        retries: int,
+        tails: Tails,
+    ) -> None:
+        super().__init__(order, pools, upstream, metrics, retries)
+        self._body, self._tails = body, tails
+        self._tried: list[tuple[Worker, Worker]] = []
+        self._merging = merge_for(order.target.partition("?")[0], body)
+
+    def _choose(self) -> Sequence[Choice]:
+        """A pair that was not tried, of workers that have not failed."""
+        prefills, decodes = self._pools
+        tried, failed, facts = self._tried, self._failed, self._order.facts
+        able = [one for one in decodes.workers if one.available and one not in failed]
+        exhausted = {one for one in prefills.workers if able and all((one, other) in tried for other in able)}
+        prefill = prefills.choose(facts, failed | exhausted)
+        partners = {other for one, other in tried if one is prefill.worker}
+        decode = decodes.choose(facts, failed | partners)
+        tried.append((prefill.worker, decode.worker))
+        return prefill, decode
+
+    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
+        if isinstance(error, Refusal) and error.code.startswith(TRANSFER):
+            return
+        blamed = error.worker.name if isinstance(error, Refusal) else error.where
+        self._failed.update(one for one in workers if one.name == blamed)
+
+    async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
+        """Raises WorkerFailed, Refusal: that of the two which came first."""
+        prefill, decode = workers
+        whole, streamed = self._bodies(prefill)
+        task = asyncio.create_task(self._prefill(prefill, whole), name="sglang-dsl-prefill")
+        try:
+            async with failing_with(task, lambda: answer.begun):
+                await self._decode(decode, streamed, answer, prefill, task)
+        except BaseException:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        self._tails.add(task)
+
+    async def _decode(
+        self, worker: Worker, body: bytes, answer: Answer, prefill: Worker, task: asyncio.Task[bytes]
+    ) -> None:
+        async def merge() -> Merge:
+            assert self._merging is not None
+            return self._merging(decoded(prefill, await asyncio.shield(task)))
+
+        began = time.monotonic()
+        async with self._asking(worker, self._pools[1], body) as response:
+            await answer.pass_on(worker, response, began, None if self._merging is None else merge)
+
+    async def _prefill(self, worker: Worker, body: bytes) -> bytes:
+        """Its whole answer, if that is merged into the other one."""
+        async with self._asking(worker, self._pools[0], body) as response:
+            if response.status >= 400:
+                raise await refusal_of(worker, response, final=True)
+            if self._merging is not None:
+                return await read_some(response, MOST_MERGED)
+            async for _ in response.pieces():
+                pass
+            return b""
+
+    def _bodies(self, prefill: Worker) -> tuple[bytes, bytes]:
+        """For prefill and decode: the client's body with the bootstrap fields. The prefill server's answer is
+        not read as a stream."""
+        body = {
+            **self._body,
+            "bootstrap_host": prefill.bootstrap_host,
+            "bootstrap_port": prefill.bootstrap_port,
+            "bootstrap_room": 1 + secrets.randbelow((1 << 63) - 1 - MOST_BOOTSTRAPS),
+        }
+        if (left := self._order.left_s) is not None:
+            body["timeout_s"] = max(left, 0.001)
+        whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        return msgspec.json.encode(whole), msgspec.json.encode(body)
+
+
+@contextlib.asynccontextmanager
+async def failing_with(task: asyncio.Task[bytes], unless: Callable[[], bool]) -> AsyncIterator[None]:
+    """End the block with what `task` raises, when that comes first; no longer once `unless` is true."""
+    raised: list[BaseException] = []
+    inside = True
+
+    def ended(done: asyncio.Task[bytes]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None and inside and not unless() and not limit.expired():
+            raised.append(error)
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.timeout(None) as limit:
+            task.add_done_callback(ended)
+            try:
+                yield
+            finally:
+                inside = False  # if the task has just ended, the callback comes all the same
+                task.remove_done_callback(ended)
+    except TimeoutError:
+        if not raised:
+            raise
+        raise raised[0] from None

@@ -260,14 +260,14 @@ class Last:
 WITH_ROUTER_POLICY = """
 from runtime.config.serving.router import RouterConfig
 from runtime.server.router.app import Router
-from runtime.server.router.prompt import Asked
+from runtime.server.router.pool import RequestFacts
 
 if __name__ == "__main__":
     urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"]
     [pool] = Router(RouterConfig.of({"worker": urls, "policy": "last"})).pools
     for worker in pool.workers[:2]:
         worker.is_ready()
-    assert [pool.choose(Asked(b"one")).worker.name for _ in range(3)] == [urls[1]] * 3
+    assert [pool.choose(RequestFacts(b"one")).worker.name for _ in range(3)] == [urls[1]] * 3
 """
 
 TRANSFER = """

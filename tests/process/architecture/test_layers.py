@@ -27,7 +27,6 @@ LIGHT_PACKAGES = [
 ON_RAY = {
     "sglang_dsl.execution.ray_batch",
     "sglang_dsl.execution.ray_worker",
-    "runtime.server.replicas.application",
     "runtime.server.replicas.command",
     "runtime.server.replicas.replica",
 }

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config.serving.router import RouterConfig
-from runtime.server.router.policies import POLICIES, Policy
-from runtime.server.router.prefix_tree import BLOCK_BYTES, PrefixTree, blocks_of
+from runtime.server.router.policies import BLOCK_BYTES, POLICIES, Policy, PrefixTree, blocks_of
 
 
 @dataclass

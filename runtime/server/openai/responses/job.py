@@ -1,7 +1,5 @@
-"""One request of /v1/responses on its way to a response: generations, and the calls between them.
-
-A response without tools that this server runs is one generation. With them, a generation that calls some is
-followed by another, which reads what came of them.
+"""One request of /v1/responses: a generation; and while it calls tools that this server runs, their results
+and the next generation.
 """
 
 from __future__ import annotations
@@ -14,22 +12,20 @@ import msgspec
 
 from runtime.formats.chat.render import conversation
 from runtime.processes.frontend.client import CLIENT, IN_HAND
-from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.errors import BadRequest, InternalFault, NotSupported, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import NotSupported, error_type
-from runtime.server.http.left_out import says_nothing
-from runtime.server.http.sse import closing_stream, event
-from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.openai.params import check_model
-from runtime.server.openai.responses.calls import Sessions
-from runtime.server.openai.responses.events import StepEvents
-from runtime.server.openai.responses.input import input_items, messages_of
-from runtime.server.openai.responses.offer import afterwards, chosen, offer
-from runtime.server.openai.responses.step import Step
+from runtime.server.http.errors import error_type
+from runtime.server.http.ignored import refuse_unsupported
+from runtime.server.http.sse import event
+from runtime.server.openai.messages import template_fields, tool_use
+from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
+from runtime.server.openai.responses.items import input_items, messages_of
+from runtime.server.openai.responses.step import Step, StepEvents
+from runtime.server.openai.responses.tools import Sessions, afterwards, chosen, offer
 from runtime.server.openai.responses.types import (
     MAX_TOP_LOGPROBS,
     Kept,
@@ -40,10 +36,8 @@ from runtime.server.openai.responses.types import (
     check_metadata,
     no_response,
 )
-from runtime.server.openai.sampled import field_names_of, generation_of
-from runtime.server.output_format import ANY_JSON, ANY_OBJECT, asked
-from runtime.server.replies import follow, ready, run, shown_marks
-from runtime.server.tool_use import ToolUse
+from runtime.server.output_format import ANY_JSON, ANY_OBJECT, constraint_of, structural_tag
+from runtime.server.replies import Generation, shown_marks
 
 _REFUSED = {
     "conversation": "use previous_response_id, or send the items",
@@ -54,38 +48,42 @@ _REFUSED = {
 _INCLUDED = {
     "message.output_text.logprobs", "code_interpreter_call.outputs", "reasoning.encrypted_content"
 }  # fmt: skip
-"""The second is always there. The third changes nothing: clients that store nothing here ask for it, and
-reasoning comes as text."""
+"""The second is always included. The third has no effect: reasoning comes as text."""
 _NAMES = {
     "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
     "structural_tag": "text.format",
 }  # fmt: skip
-"""What the runtime's fields are called here, where they have another name."""
+"""The runtime's names of fields -> those of this route."""
+
+
+_ECHOED = (
+    "instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user",
+)  # fmt: skip
+"""Fields of the request that the response repeats."""
 
 
 class Job:
     def __init__(
         self, ctx: ServerContext, body: ResponsesRequest, store: Store, earlier: Kept | None = None
     ) -> None:
-        """earlier: the response that this one follows."""
         self._ctx, self._body, self._store = ctx, body, store
         self._adapter = check_model(ctx, body.model)
         self._names = {**_NAMES, **field_names_of(body)}
         self._check()
-        messages: list[Message] = []
+        history: list[Message] = []
         if body.previous_response_id is not None:
             if earlier is None:
                 raise no_response(body.previous_response_id, "previous_response_id")
             if earlier.response.status not in ("completed", "incomplete"):
                 raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
-            # Instructions are not carried over; the new ones, if any, come first. Nor are thoughts.
-            messages = [
+            # Instructions and reasoning are not carried over; the new instructions, if any, come first.
+            history = [
                 msgspec.structs.replace(one, reasoning_content=None)
                 for one in earlier.messages
                 if one.role != "system"
             ]
-        instructed = [Message("system", body.instructions)] if body.instructions else []
-        self._messages = [*instructed, *messages, *messages_of(body.input)]
+        instructions = [Message("system", body.instructions)] if body.instructions else []
+        self._messages = [*instructions, *history, *messages_of(body.input)]
         self._items = input_items(body.input)
         self._offer = offer(ctx.tools, body.tools)
         most = 2 * ctx.model.max_prompt_length
@@ -106,9 +104,7 @@ class Job:
     def _check(self) -> None:
         body = self._body
         check_metadata(body.metadata)
-        for name, why in _REFUSED.items():
-            if not says_nothing(getattr(body, name)):
-                raise NotSupported(f"{name} is not supported: {why}", where=name)
+        refuse_unsupported(body, _REFUSED)
         if body.background and body.stream:
             raise NotSupported("a background response cannot be streamed", where="background")
         if body.background and body.store is False:
@@ -128,69 +124,55 @@ class Job:
     def _next(self, choice: Any) -> Step:
         """A generation after the messages so far. choice: `tool_choice` as chat completions have it."""
         body, model = self._body, self._ctx.model
-        sampling: dict[str, Any] = {**model.default_sampling}
         limit = body.max_output_tokens
         if limit is not None and limit < 1:
             raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
-        sampling["max_new_tokens"] = UNLIMITED if limit is None else limit - self._usage[2]
-        own, fields = generation_of(self._ctx, body)
+        most = ROOM if limit is None else limit - self._usage[2]
+        sampling, fields = generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
-        if form and asked(body).sampling:
+        if form and constraint_of(body).sampling:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
-        sampling |= own | form
+        sampling = {**model.default_sampling, "max_new_tokens": most, **sampling, **form}
         fields.setdefault("require_reasoning", None)
-        tools = tools_of(self._offer.functions, choice)
-        if tools:
-            fields["tools"] = tools
-        allowed, called = callable_tools(tools, choice)
-        use = ToolUse.of(model, allowed, called, body.parallel_tool_calls, self._messages, sampling)
+        tools, use = tool_use(
+            model, self._offer.functions, choice, body.parallel_tool_calls, self._messages, sampling
+        )
         shows = body.include_reasoning is not False
         sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-            fields |= {"return_logprob": True, "return_text_in_logprobs": True}
-            fields["top_logprobs_num"] = body.top_logprobs or 0
-        effort = (body.reasoning or {}).get("effort")
-        variables = dict(body.chat_template_kwargs or {})
-        if effort is not None:
-            variables.setdefault("reasoning_effort", effort)
-        if variables:
-            fields["template_kwargs"] = variables
-        made = GenerateReqInput(
+            fields = with_logprobs(fields, body.top_logprobs or 0)
+        fields |= tools | template_fields(body.chat_template_kwargs, (body.reasoning or {}).get("effort"))
+        request = GenerateReqInput(
             messages=conversation(self._messages),
             lora_path=self._adapter,
             stream=bool(body.stream),
             sampling_params=sampling,
             **fields,
         )
-        request = ready(self._ctx, made, self._names)
         container = f"cntr_{self.response.id[5:]}"
-        return Step(self._ctx, request, use, self._offer.run, container, shows)
+        generation = Generation(self._ctx, request, self._names, use, apart=None if shows else True)
+        return Step(self._ctx, generation, use, self._offer.run, container, shows)
 
     def _blank(self) -> ResponseObject:
         body = self._body
         form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
-        asked = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
+        shown = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
         reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
         return ResponseObject(
             id=f"resp_{new_rid()}",
             created_at=int(self._ctx.clock()),
             model=self._ctx.served_name,
             status="in_progress",
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=body.previous_response_id,
             reasoning=reasoning,
             background=bool(body.background),
             store=body.store is not False,
-            temperature=body.temperature,
-            text={"format": asked},
+            text={"format": shown},
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
-            top_p=body.top_p,
             truncation=body.truncation or "disabled",
-            user=body.user,
+            **{name: getattr(body, name) for name in _ECHOED},
         )
 
     # -- whole -----------------------------------------------------------------------------------------------
@@ -201,7 +183,7 @@ class Job:
         return self.response
 
     def begin(self) -> ResponseObject:
-        """Go on in the background; what is answered at once."""
+        """Continue in the background; the immediate answer."""
         in_hand = IN_HAND.get()
         self.response.status = "queued"
         self._kept.task = asyncio.create_task(self._work(), name="sglang-dsl-response")
@@ -222,7 +204,7 @@ class Job:
         except RuntimeFault as fault:
             self._fail(fault)
             self._keep()
-        except Exception as error:  # noqa: BLE001 - sent to whoever reads the response
+        except Exception as error:  # noqa: BLE001 - reported in the response
             self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
             self._keep()
 
@@ -237,7 +219,7 @@ class Job:
     async def _run(self) -> None:
         async with self._sessions:
             while (step := self._step) is not None:
-                await run(self._ctx, step.request, self._names, [step.reply])
+                await step.generation.run()
                 step.new_logprobs()
                 self._generated(step)
                 self.response.output += step.items()
@@ -250,33 +232,31 @@ class Job:
         begun = False
         async with self._sessions:
             while (step := self._step) is not None:
-                told = StepEvents(step, self.event, len(self.response.output))
-                changed = follow(self._ctx, step.request, self._names, [step.reply])
-                async with closing_stream(changed) as changes:
+                events = StepEvents(step, self.event, len(self.response.output))
+                async with step.generation.follow() as changes:
                     async for _ in changes:
                         if step.reply.is_first:
                             if not begun:
                                 yield self.event("response.created", response=self.response)
                                 yield self.event("response.in_progress", response=self.response)
                             begun = True
-                            for made in told.begin():
-                                yield made
+                            for data in events.begin():
+                                yield data
                         for one in step.reply.events:
-                            for made in told.of(one):
-                                yield made
+                            for data in events.of(one):
+                                yield data
                 if step.reply.output is None:
                     return
                 self._generated(step)
-                for made in told.end():
-                    yield made
-                self.response.output += sorted(step.items(), key=told.place)
-                async for made in self._after(step, told):
-                    yield made
+                for data in events.end():
+                    yield data
+                self.response.output += sorted(step.items(), key=events.position)
+                async for data in self._after(step, events):
+                    yield data
         self._keep()
         yield self.event(f"response.{self.response.status}", response=self.response)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
-        """How an error in the middle of the stream is sent."""
         self._fail(fault)
         self._keep()
         return self.event("response.failed", response=self.response)
@@ -288,7 +268,7 @@ class Job:
     # -- between generations ---------------------------------------------------------------------------------
 
     def _generated(self, step: Step) -> None:
-        """Take note of a generation that has ended."""
+        """Add a generation that has ended to conversation and usage."""
         step.finish()
         self._messages.append(step.message())
         meta = step.reply.meta
@@ -296,39 +276,39 @@ class Job:
         self._usage = [
             earlier + int(meta.get(name) or 0) for earlier, name in zip(self._usage, names, strict=True)
         ]
-        prompt, cached, made, thought = self._usage
+        prompt, cached, output, reasoning = self._usage
         self.response.usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached if self._ctx.config.enable_cache_report else 0},
-            "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": thought},
-            "total_tokens": prompt + made,
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": prompt + output,
         }
 
-    async def _after(self, step: Step, told: StepEvents | None = None) -> AsyncGenerator[bytes, None]:
-        """Run the calls of a generation that are run here, tell of them, and make the next generation, or
-        end the response."""
+    async def _after(self, step: Step, events: StepEvents | None = None) -> AsyncGenerator[bytes, None]:
+        """Run the calls of a generation that are run here, with their `events`; then begin the next
+        generation, or end the response."""
         self._step = None
         if step.was_cut:
             self._end("max_output_tokens")
             return
         for number in step.to_run:
             if self._calls_left == 0:
-                self._messages.append(step.not_run(number))
+                self._messages.append(step.skip(number))
                 continue
             self._calls_left -= 1
-            for made in told.runs(number) if told is not None else ():
-                yield made
+            for data in events.runs(number) if events is not None else ():
+                yield data
             self._messages.append(await step.run(number, self._sessions))
-            for made in told.ran(number) if told is not None else ():
-                yield made
-        if step.left_out:
-            for made in told.left_out() if told is not None else ():
-                yield made
+            for data in events.ran(number) if events is not None else ():
+                yield data
+        if step.skipped:
+            for data in events.skipped() if events is not None else ():
+                yield data
             self._end("max_tool_calls")
             return
         if not step.to_run or step.has_functions:
-            self._end()  # answered, or it is the client's turn
+            self._end()  # the model has answered, or the client runs its functions
             return
         limit = self._body.max_output_tokens
         if limit is not None and self._usage[2] >= limit:
@@ -343,14 +323,14 @@ class Job:
 
 
 def _constraint(form: TextFormat | None) -> dict[str, Any]:
-    """The sampling word of a text format. Raises BadRequest."""
+    """The constraint of a text format, as sampling parameters. Raises BadRequest."""
     if form is None:
         return {}
-    own = {"json_schema": ("schema",), "structural_tag": ("structures", "triggers", "format")}.get(
-        form.type, ()
-    )
+    parts: tuple[str, ...] = ("schema",) if form.type == "json_schema" else ()
+    if form.type == "structural_tag":
+        parts = ("structures", "triggers", "format")
     for name in ("schema", "structures", "triggers", "format"):
-        if getattr(form, name) is not None and name not in own:
+        if getattr(form, name) is not None and name not in parts:
             raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"text.format.{name}")
     match form.type:
         case "text":
@@ -360,5 +340,4 @@ def _constraint(form: TextFormat | None) -> dict[str, Any]:
         case "json_schema":
             return {"json_schema": ANY_JSON if form.schema is None else form.schema}
         case "structural_tag":
-            facts = {name: value for name in own if (value := getattr(form, name)) is not None}
-            return {"structural_tag": {"type": "structural_tag", **facts}}
+            return {"structural_tag": structural_tag(form, parts)}

@@ -1,8 +1,5 @@
-"""/v1/responses: OpenAI's Responses interface: create (whole, streamed, or in the background), look up,
-cancel, delete.
-
-Responses are kept in this process's memory, the newest MAX_KEPT of them; what another HTTP worker keeps is
-asked for there. It knows items and events; prompts, templates and tokens are the frontend's.
+"""/v1/responses: OpenAI's Responses interface: create (whole, streamed, or in the background), read, cancel,
+delete. Responses are stored in this process's memory; those of other HTTP workers are requested from them.
 """
 
 from __future__ import annotations
@@ -12,14 +9,12 @@ import dataclasses
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from runtime.protocol.errors import BadRequest
-from runtime.server.context import ServerContext
+from runtime.protocol.errors import BadRequest, NotSupported
+from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.body import to_struct
-from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.openapi import Operation
+from runtime.server.openai.params import openai_operation
 from runtime.server.openai.responses.job import Job
 from runtime.server.openai.responses.types import (
     Deleted,
@@ -34,128 +29,105 @@ from runtime.server.openai.responses.types import (
 MAX_ITEMS = 100
 """In one answer."""
 _ID = {"response_id": {"type": "string"}}
-OPENAPI = {
-    "POST /v1/responses": Operation(
-        "Create a response (OpenAI Responses API)",
-        request=ResponsesRequest,
-        response=ResponseObject,
-        stream=True,
-        errors=(404, 501, 504),
-        tag="openai",
-    ),
-    "GET /v1/responses/{response_id}": Operation(
-        "A stored response", response=ResponseObject, path=_ID, tag="openai"
-    ),
-    "DELETE /v1/responses/{response_id}": Operation(
-        "Delete a stored response", response=Deleted, path=_ID, tag="openai"
-    ),
-    "GET /v1/responses/{response_id}/input_items": Operation(
-        "The input items of a response",
-        response=InputItems,
-        errors=(400,),
-        path=_ID,
-        query={
-            "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS},
-            "order": {"enum": ["asc", "desc"]},
-            "after": {"type": "string"},
-        },
-        tag="openai",
-    ),
-    "POST /v1/responses/{response_id}/cancel": Operation(
-        "Cancel a background response", response=ResponseObject, errors=(400,), path=_ID, tag="openai"
-    ),
+_PAGES = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS},
+    "order": {"enum": ["asc", "desc"]},
+    "after": {"type": "string"},
 }
+_PATH = "/v1/responses/{response_id}"
+_CREATE = openai_operation(
+    "Create a response (OpenAI Responses API)",
+    request=ResponsesRequest,
+    response=ResponseObject,
+    stream=True,
+)
 
 
-def routes(ctx: ServerContext) -> list[Route]:
-    made = _Routes(ctx)
-    return [
-        Route("/v1/responses", made.create, methods=["POST"]),
-        Route("/v1/responses/{response_id}", made.read, methods=["GET"]),
-        Route("/v1/responses/{response_id}", made.delete, methods=["DELETE"]),
-        Route("/v1/responses/{response_id}/input_items", made.input_items, methods=["GET"]),
-        Route("/v1/responses/{response_id}/cancel", made.cancel, methods=["POST"]),
-    ]
+def _stored(summary: str, response: Any, **more: Any) -> Operation:
+    return Operation(summary, response=response, path=_ID, tag="openai", **more)
 
 
-class _Routes:
+class Responses(RouteGroup):
     def __init__(self, ctx: ServerContext) -> None:
-        self._ctx, self._store = ctx, Store(ctx.config, self._count)
+        super().__init__(ctx)
+        self._store = Store(ctx.config, self._count)
         ctx.peers.answers |= {
             "response": self._kept,
             "delete_response": self._delete,
             "cancel_response": self._cancel,
         }
 
-    async def create(self, request: Request) -> Response:
+    @serves(_CREATE, "POST /v1/responses")
+    async def create(self, request: Request) -> Any:
         body, earlier = await self._ctx.read(request, ResponsesRequest), None
         if isinstance(before := body.data.get("previous_response_id"), str):
             earlier = await self._find(before)
-        job = await self._ctx.made(body, lambda data: self._job(data, earlier))
+        job = await self._ctx.build(body, lambda data: self._job(data, earlier))
         if job.response.background:
-            return json_response(job.begin())
-        if job.streams:
-            return self._ctx.event_stream(job.stream(), job.failed_event)
-        return json_response(await self._ctx.while_connected(request, job.whole()))
+            return job.begin()
+        return await self._ctx.reply(request, job, job.failed_event)
 
     def _job(self, data: dict[str, Any], earlier: Kept | None) -> Job:
         return Job(self._ctx, to_struct(data, ResponsesRequest), self._store, earlier)
 
-    async def read(self, request: Request) -> Response:
-        identity = request.path_params["response_id"]
-        kept = await self._own(identity)
+    @serves(_stored("A stored response", ResponseObject), f"GET {_PATH}")
+    async def read(self, request: Request) -> ResponseObject:
+        kept = await self._of_client(request)
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise NotSupported(
                 "a stored response cannot be streamed", where="stream", hint="leave out stream"
             )
-        return json_response(kept.response)
+        return kept.response
 
-    async def input_items(self, request: Request) -> Response:
-        identity = request.path_params["response_id"]
-        items = list((await self._own(identity)).items)
-        asked = request.query_params
-        order, limit = asked.get("order", "desc"), asked.get("limit", "20")
+    @serves(
+        _stored("The input items of a response", InputItems, errors=(400,), query=_PAGES),
+        f"GET {_PATH}/input_items",
+    )
+    async def input_items(self, request: Request) -> InputItems:
+        items, query = list((await self._of_client(request)).items), request.query_params
+        order, limit = query.get("order", "desc"), query.get("limit", "20")
         if order not in ("asc", "desc"):
             raise BadRequest('must be "asc" or "desc"', where="order")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_ITEMS):
             raise BadRequest(f"must be a number from 1 to {MAX_ITEMS}", where="limit")
         if order == "desc":
             items.reverse()
-        if (after := asked.get("after")) is not None:
+        if (after := query.get("after")) is not None:
             places = [index for index, item in enumerate(items) if item["id"] == after]
             if not places:
                 raise BadRequest("is not an item of this response", where="after")
             items = items[places[0] + 1 :]
         shown = items[: int(limit)]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-        return json_response(InputItems(shown, first, last, len(shown) < len(items)))
+        return InputItems(shown, first, last, len(shown) < len(items))
 
-    async def delete(self, request: Request) -> Response:
-        identity = request.path_params["response_id"]
-        await self._own(identity)
+    @serves(_stored("Delete a stored response", Deleted), f"DELETE {_PATH}")
+    async def delete(self, request: Request) -> Deleted:
+        identity = (await self._of_client(request)).response.id
         deleted = self._delete(identity) or await self._ctx.peers.first("delete_response", identity, Deleted)
         if deleted is None:
             raise no_response(identity)
-        return json_response(deleted)
+        return deleted
 
-    async def cancel(self, request: Request) -> Response:
-        identity = request.path_params["response_id"]
-        await self._own(identity)
-        found = await self._cancel(identity)
-        found = found or await self._ctx.peers.first("cancel_response", identity, ResponseObject)
-        if found is None:
+    @serves(_stored("Cancel a background response", ResponseObject, errors=(400,)), f"POST {_PATH}/cancel")
+    async def cancel(self, request: Request) -> ResponseObject:
+        identity = (await self._of_client(request)).response.id
+        response = await self._cancel(identity)
+        response = response or await self._ctx.peers.first("cancel_response", identity, ResponseObject)
+        if response is None:
             raise no_response(identity)
-        if not found.background:
+        if not response.background:
             raise BadRequest("only a background response can be cancelled", where="response_id")
-        return json_response(found)
+        return response
 
     async def _find(self, identity: str) -> Kept | None:
-        """The response, wherever it is kept, if it is the client's own."""
+        """The response, in whichever worker it is kept, if it is the client's own."""
         kept = self._store.find(identity) or await self._ctx.peers.first("response", identity, Kept)
-        return kept if kept is not None and kept.is_own else None
+        return kept if kept is not None and kept.is_of_client else None
 
-    async def _own(self, identity: str) -> Kept:
-        """Raises NotFound where there is none, or another client's."""
+    async def _of_client(self, request: Request) -> Kept:
+        """The response of the request's path. Raises NotFound if there is none, or it is another client's."""
+        identity = request.path_params["response_id"]
         kept = await self._find(identity)
         if kept is None:
             raise no_response(identity)
@@ -167,16 +139,16 @@ class _Routes:
         gauges["kept_response_bytes"].set(size)
 
     def _kept(self, identity: str) -> Kept | None:
-        """For another worker; who works on it stays here."""
+        """For another worker, without the task."""
         kept = self._store.find(identity)
         return None if kept is None else dataclasses.replace(kept, task=None)
 
     def _delete(self, identity: str) -> Deleted | None:
-        """None where it is not here."""
+        """None if it is not here."""
         return None if self._store.pop(identity) is None else Deleted(identity)
 
     async def _cancel(self, identity: str) -> ResponseObject | None:
-        """The response as it is then; None where it is not here."""
+        """The response afterwards; None if it is not here."""
         kept = self._store.find(identity)
         if kept is None:
             return None

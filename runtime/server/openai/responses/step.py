@@ -1,55 +1,46 @@
-"""One generation of a response: its request, its reply, and the items that come of it."""
+"""One generation of a response: its request, its reply, the items that come of it, and their events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.protocol.io_struct import GenerateReqInput
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.request_base import new_rid
 from runtime.server.context import ServerContext
 from runtime.server.openai.logprobs import token_entries
-from runtime.server.openai.responses.calls import Sessions, parsed
-from runtime.server.openai.responses.items import (
-    call_item,
-    message_item,
-    reasoning_item,
-    server_call_item,
-    tell_arguments,
-    tell_result,
-)
-from runtime.server.openai.responses.offer import ServerTool
-from runtime.server.replies import parsers
+from runtime.server.openai.responses.items import server_call_item, set_arguments, set_result, text_part
+from runtime.server.openai.responses.tools import ServerTool, Sessions, parsed
+from runtime.server.replies import Generation
 from runtime.server.tool_use import ToolUse
 
 _PREFIXES = {"mcp_call": "mcp", "code_interpreter_call": "ci", "web_search_call": "ws"}
 
 
 class Step:
-    """run: the tools that the server runs. container: the name of the place where code of this response is
-    run. calls: the items of its calls; left_out: numbers of those that were
-    not run, as there may be no more."""
+    """run: the tools that the server runs. container: the id of the place in which code of this response
+    runs. calls: the items of its calls; skipped: numbers of those that were not run because of
+    max_tool_calls."""
 
     def __init__(
         self,
         ctx: ServerContext,
-        request: GenerateReqInput,
+        generation: Generation,
         use: ToolUse,
         run: Mapping[str, ServerTool],
         container: str,
         shows_reasoning: bool = True,
     ) -> None:
         self._ctx, self._use, self._run, self._container = ctx, use, run, container
-        self.request = request
-        self.shows_reasoning = shows_reasoning
-        [self.reply] = parsers(ctx, request, use, apart=None if shows_reasoning else True)
-        self.message_id, self.thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
+        self.generation, self.shows_reasoning = generation, shows_reasoning
+        [self.reply] = generation.replies
+        self.message_id, self.reasoning_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
         self.calls: list[dict[str, Any]] = []
         self._call_ids: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self.status = "in_progress"
-        self.left_out: list[int] = []
+        self.skipped: list[int] = []
 
     @property
     def may_call(self) -> bool:
@@ -68,25 +59,27 @@ class Step:
 
     # -- items -----------------------------------------------------------------------------------------------
 
-    def call(self, number: int, name: str) -> dict[str, Any]:
-        """The item of a call that begins."""
-        identity = self._use.new_id(number, name)
+    def call_item(self, number: int, name: str) -> dict[str, Any]:
+        call_id = self._use.new_id(number, name)
         tool = self._run.get(name)
         if tool is None:
-            item = call_item(f"fc_{new_rid()}", identity, name, "", "in_progress")
+            item = {"type": "function_call", "id": f"fc_{new_rid()}", "call_id": call_id, "name": name}
+            item |= {"arguments": "", "status": "in_progress"}
         else:
-            own = f"{_PREFIXES[tool.kind]}_{new_rid()}"
-            item = server_call_item(tool.kind, own, name, tool.namespace, self._container)
+            identity = f"{_PREFIXES[tool.kind]}_{new_rid()}"
+            item = server_call_item(tool.kind, identity, name, tool.namespace, self._container)
         self.calls.append(item)
-        self._call_ids.append(identity)
+        self._call_ids.append(call_id)
         return item
 
-    def thought(self, text: str, status: str) -> dict[str, Any]:
-        return reasoning_item(self.thought_id, text, status)
+    def reasoning_item(self, text: str, status: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}] if text else []
+        head = {"type": "reasoning", "id": self.reasoning_id, "status": status}
+        return {**head, "summary": [], "content": content}
 
-    def said(self, text: str, status: str) -> dict[str, Any]:
-        """The item of the message."""
-        return message_item(self.message_id, text, status, self._logprobs)
+    def message_item(self, text: str, status: str) -> dict[str, Any]:
+        head = {"type": "message", "id": self.message_id, "status": status, "role": "assistant"}
+        return {**head, "content": [text_part(text, self._logprobs)]}
 
     def new_logprobs(self) -> list[dict[str, Any]]:
         """Of the tokens of the last delta, which are added to all."""
@@ -96,62 +89,207 @@ class Step:
         return new
 
     def finish(self) -> None:
-        """The reply is whole: so are the calls, as far as the model is concerned."""
+        """The reply is complete, and so are its calls."""
         self.status = "incomplete" if self.was_cut else "completed"
         for number, (name, arguments) in enumerate(self.reply.calls):
-            item = self.calls[number] if number < len(self.calls) else self.call(number, name)
+            item = self.calls[number] if number < len(self.calls) else self.call_item(number, name)
             if item["type"] == "function_call":
                 item |= {"arguments": arguments, "status": self.status}
             else:
-                tell_arguments(item, name, arguments, parsed(arguments) or {})
+                set_arguments(item, name, arguments, parsed(arguments) or {})
                 if self.was_cut:
-                    item["status"] = "failed" if item["type"] == "web_search_call" else "incomplete"
+                    _set_cut(item)
 
     def items(self) -> list[dict[str, Any]]:
-        """In the order in which a reply has them. Those of calls change when they are run."""
-        reply = self.reply
-        made = [] if self.reasoning is None else [self.thought(self.reasoning, self.status)]
+        """In the order of a reply. Those of calls change when they are run."""
+        reply, items = self.reply, []
+        if self.reasoning is not None:
+            items.append(self.reasoning_item(self.reasoning, self.status))
         if reply.content or not reply.calls:
-            made.append(self.said(reply.content, self.status))
-        return made + self.calls
+            items.append(self.message_item(reply.content, self.status))
+        return items + self.calls
 
     def message(self) -> Message:
-        """The reply as a turn of the conversation."""
         calls = tuple(
-            ToolCall(name, arguments, identity)
-            for (name, arguments), identity in zip(self.reply.calls, self._call_ids, strict=True)
+            ToolCall(name, arguments, call_id)
+            for (name, arguments), call_id in zip(self.reply.calls, self._call_ids, strict=True)
         )
-        return Message(
-            "assistant",
-            self.reply.content,
-            tool_calls=calls,
-            reasoning_content=self.reply.reasoning or None,
-        )
+        reasoning = self.reply.reasoning or None
+        return Message("assistant", self.reply.content, tool_calls=calls, reasoning_content=reasoning)
 
     # -- calls that are run here -----------------------------------------------------------------------------
 
     @property
     def to_run(self) -> list[int]:
-        """Numbers of the calls that are run here."""
         return [number for number, (name, _) in enumerate(self.reply.calls) if name in self._run]
 
     @property
     def has_functions(self) -> bool:
-        """There are calls that the client runs."""
+        """Whether there are calls for the client to run."""
         return len(self.to_run) < len(self.reply.calls)
 
     async def run(self, number: int, sessions: Sessions) -> Message:
         """Run a call; its result for the model."""
         name, arguments = self.reply.calls[number]
         result = await sessions.call(self._run[name], arguments)
-        tell_result(self.calls[number], result.text, result.is_error)
+        set_result(self.calls[number], result.text, result.is_error)
         return Message("tool", result.text, name=name, tool_call_id=self._call_ids[number])
 
-    def not_run(self, number: int) -> Message:
-        """Leave a call out; what the model reads when the conversation goes on."""
-        self.left_out.append(number)
+    def skip(self, number: int) -> Message:
+        """Do not run a call; its result for the model if the conversation is continued."""
+        self.skipped.append(number)
+        _set_cut(self.calls[number])
         name, _ = self.reply.calls[number]
-        item = self.calls[number]
-        item["status"] = "failed" if item["type"] == "web_search_call" else "incomplete"
-        text = "not run: too many calls"
-        return Message("tool", text, name=name, tool_call_id=self._call_ids[number])
+        return Message("tool", "not run: too many calls", name=name, tool_call_id=self._call_ids[number])
+
+
+def _set_cut(item: dict[str, Any]) -> None:
+    item["status"] = "failed" if item["type"] == "web_search_call" else "incomplete"
+
+
+class StepEvents:
+    """The events of a step's items. event: (type, **fields) -> the event's bytes; offset: number of the
+    response's earlier items."""
+
+    def __init__(self, step: Step, event: Callable[..., bytes], offset: int) -> None:
+        self._step, self._event, self._offset = step, event, offset
+        self._positions: dict[str, int] = {}  # "reasoning", "message" or "call N" -> output_index
+
+    def begin(self) -> list[bytes]:
+        """The items that are certain to come: a reply that may call need not have a text."""
+        step = self._step
+        events = [] if step.reasoning is None else self._open_reasoning()
+        return events if step.may_call or step.reply.may_reason else events + self._open_message()
+
+    def position(self, item: dict[str, Any]) -> int:
+        """The output_index of an item of the finished generation."""
+        kind = item["type"]
+        if kind not in ("reasoning", "message"):
+            kind = f"call {next(at for at, one in enumerate(self._step.calls) if one is item)}"
+        return self._positions.get(kind, self._offset + len(self._positions))
+
+    def _open(self, kind: str, item: dict[str, Any]) -> list[bytes]:
+        position = self._positions[kind] = self._offset + len(self._positions)
+        return [self._event("response.output_item.added", output_index=position, item=item)]
+
+    def _open_reasoning(self) -> list[bytes]:
+        if "reasoning" in self._positions:
+            return []
+        return self._open("reasoning", self._step.reasoning_item("", "in_progress"))
+
+    def _open_message(self) -> list[bytes]:
+        if "message" in self._positions:
+            return []
+        events = self._open("message", {**self._step.message_item("", "in_progress"), "content": []})
+        part = text_part("", ())
+        return [*events, self._event("response.content_part.added", **self._at("message"), part=part)]
+
+    def _at(self, kind: str) -> dict[str, Any]:
+        identity = self._step.message_id if kind == "message" else self._step.reasoning_id
+        return {"output_index": self._positions[kind], "item_id": identity, "content_index": 0}
+
+    def of(self, one: ReplyEvent) -> list[bytes]:
+        """The events of one event of the reply."""
+        step = self._step
+        match one:
+            case ReasoningDelta() if not step.shows_reasoning:
+                return []
+            case ReasoningDelta(text=text):
+                events = self._open_reasoning()
+                delta = self._event("response.reasoning_text.delta", **self._at("reasoning"), delta=text)
+                return [*events, delta]
+            case ContentDelta(text=text):
+                new = step.new_logprobs()
+                if not text and (step.may_call or step.reply.may_reason):
+                    return []
+                events = self._open_message()
+                fields = {**self._at("message"), "delta": text, "logprobs": new}
+                return [*events, self._event("response.output_text.delta", **fields)]
+            case ToolCallDelta(index=number, name=name, arguments=text):
+                events = [] if name is None else self._open_call(number, name)
+                kind = _ARGUMENTS.get(step.calls[number]["type"])
+                if not text or kind is None:
+                    return events
+                return [*events, self._of_call(number, f"{kind}.delta", delta=text)]
+        raise TypeError(f"no event of a reply: {one!r}")
+
+    def end(self) -> list[bytes]:
+        """Each item as the model left it. Those of calls that are run here end later."""
+        step, events = self._step, []
+        if not step.calls:
+            events += self._open_message()
+        items = {one["type"]: one for one in step.items()}
+        for number in range(len(step.calls)):
+            if f"call {number}" not in self._positions:
+                events += self._open(f"call {number}", step.calls[number])
+        for kind, position in self._positions.items():
+            item = step.calls[int(kind[5:])] if kind.startswith("call ") else items[kind]
+            match item["type"]:
+                case "reasoning":
+                    text = step.reply.reasoning or ""
+                    events.append(self._event("response.reasoning_text.done", **self._at(kind), text=text))
+                case "message":
+                    [part] = item["content"]
+                    fields = {**self._at(kind), "text": part["text"], "logprobs": part["logprobs"]}
+                    events.append(self._event("response.output_text.done", **fields))
+                    events.append(self._event("response.content_part.done", **self._at(kind), part=part))
+                case _:
+                    events += self._arguments(int(kind[5:]))
+                    if item["status"] == "in_progress":
+                        continue
+            events.append(self._event("response.output_item.done", output_index=position, item=item))
+        return events
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def _of_call(self, number: int, kind: str, **fields: Any) -> bytes:
+        position, identity = self._positions[f"call {number}"], self._step.calls[number]["id"]
+        return self._event(f"response.{kind}", output_index=position, item_id=identity, **fields)
+
+    def _open_call(self, number: int, name: str) -> list[bytes]:
+        item = self._step.call_item(number, name)
+        events = self._open(f"call {number}", item)
+        if item["type"] == "function_call":
+            return events
+        return [*events, self._of_call(number, f"{item['type']}.in_progress")]
+
+    def _arguments(self, number: int) -> list[bytes]:
+        """They are complete."""
+        item = self._step.calls[number]
+        match item["type"]:
+            case "function_call":
+                fields = {"arguments": item["arguments"], "name": item["name"]}
+                return [self._of_call(number, "function_call_arguments.done", **fields)]
+            case "mcp_call":
+                return [self._of_call(number, "mcp_call_arguments.done", arguments=item["arguments"])]
+            case "code_interpreter_call":
+                code = item["code"]
+                return [
+                    self._of_call(number, "code_interpreter_call_code.delta", delta=code),
+                    self._of_call(number, "code_interpreter_call_code.done", code=code),
+                ]
+        return []
+
+    def runs(self, number: int) -> list[bytes]:
+        kind = self._step.calls[number]["type"]
+        return [self._of_call(number, f"{kind}.{_RUNS[kind]}")] if kind in _RUNS else []
+
+    def ran(self, number: int) -> list[bytes]:
+        item = self._step.calls[number]
+        failed = item["type"] == "mcp_call" and item["status"] == "failed"
+        ended = self._of_call(number, f"{item['type']}.{'failed' if failed else 'completed'}")
+        return [ended, self._done(number)]
+
+    def skipped(self) -> list[bytes]:
+        """The calls that are not run have ended."""
+        return [self._done(number) for number in self._step.skipped]
+
+    def _done(self, number: int) -> bytes:
+        position, item = self._positions[f"call {number}"], self._step.calls[number]
+        return self._event("response.output_item.done", output_index=position, item=item)
+
+
+_ARGUMENTS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments"}
+"""Items whose arguments are streamed."""
+_RUNS = {"code_interpreter_call": "interpreting", "web_search_call": "searching"}
+"""Items that have an event for the beginning of a run."""

@@ -1,4 +1,4 @@
-"""What goes into and comes out of /v1/responses, and the responses that are kept."""
+"""Bodies and answers of /v1/responses, and the store of responses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import msgspec
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotFound
 from runtime.protocol.messages import Message
-from runtime.server.http.errors import NotFound
-from runtime.server.openai.sampled import Sampled
+from runtime.server.openai.params import Sampled
 
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
@@ -23,8 +22,8 @@ MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema is kept whatever `strict` says; without one, any JSON is. type "structural_tag" has
-    `format`, or the older `structures` and `triggers`, beside the type."""
+    """The schema is enforced whatever `strict` is; without one, any JSON is allowed. "structural_tag" has
+    `format`, or the older `structures` and `triggers`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
     name: str | None = None
@@ -45,13 +44,10 @@ class ResponsesRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's fields, with those of Sampled. Fields about accounts have no effect."""
 
     input: str | list[dict[str, Any]]
-    model: str = "default"
     instructions: str | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
@@ -65,13 +61,6 @@ class ResponsesRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
     truncation: Literal["auto", "disabled"] | None = None
     prompt: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    moderation: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -112,7 +101,7 @@ class Deleted(msgspec.Struct):
 
 
 class InputItems(msgspec.Struct):
-    """What a response was asked with."""
+    """The input of a response."""
 
     data: list[dict[str, Any]]
     first_id: str | None
@@ -123,9 +112,8 @@ class InputItems(msgspec.Struct):
 
 @dataclass
 class Kept:
-    """A response, the conversation that led to it, the items it was asked with, and the asyncio.Task that
-    works on it. owner: the key that asked for it, where there are several; size: bytes as JSON; since:
-    time.monotonic()."""
+    """A response with its conversation, its input items, and the asyncio.Task that works on it. owner: its
+    client, if there are several; size: bytes as JSON; since: time.monotonic()."""
 
     response: ResponseObject
     messages: list[Message]
@@ -136,29 +124,28 @@ class Kept:
     since: float = 0.0
 
     @property
-    def is_own(self) -> bool:
-        """Whether the current client may know of it."""
+    def is_of_client(self) -> bool:
         return self.owner == CLIENT.get().owner
 
 
 class Store:
-    """The newest responses by id, within limits. tell: called with how many there are, and their bytes."""
+    """The newest responses by id, within limits. report: called with their number and bytes."""
 
     def __init__(
         self,
         config: ServerConfig,
-        tell: Callable[[int, int], None] = lambda count, size: None,
+        report: Callable[[int, int], None] = lambda count, size: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most, self._most_bytes = config.max_kept_responses, config.max_kept_response_bytes
         self._seconds = config.keep_responses_s
-        self._tell, self._clock = tell, clock
+        self._report, self._clock = report, clock
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._bytes: Counter[str] = Counter()
 
     def put(self, kept: Kept) -> None:
-        """Keep it, or what has become of it since. The oldest give way to it, first those of its owner where
-        that has more than half of the room."""
+        """Store it, or its new state. The oldest are dropped for it, first those of its owner, if they take
+        more than half of the limit."""
         before = self._kept.get(kept.response.id)
         if before is not None:
             self._bytes[before.owner] -= before.size
@@ -167,9 +154,9 @@ class Store:
         self._kept[kept.response.id] = kept
         self._bytes[kept.owner] += kept.size
         if kept.owner:
-            own = [name for name, one in self._kept.items() if one.owner == kept.owner]
-            while own and self._bytes[kept.owner] > self._most_bytes // 2:
-                self.pop(own.pop(0))
+            names = [name for name, one in self._kept.items() if one.owner == kept.owner]
+            while names and self._bytes[kept.owner] > self._most_bytes // 2:
+                self.pop(names.pop(0))
         while len(self._kept) > self._most or self._bytes.total() > self._most_bytes:
             self.pop(next(iter(self._kept)))
         self._expire()
@@ -178,16 +165,16 @@ class Store:
         late = self._clock() - self._seconds
         while self._kept and (oldest := next(iter(self._kept.values()))).since <= late:
             self.pop(oldest.response.id)
-        self._tell(len(self._kept), self._bytes.total())
+        self._report(len(self._kept), self._bytes.total())
 
     def pop(self, identity: str) -> Kept | None:
-        """Forget it, and end what works on it. None where it is not here."""
+        """Remove it, and cancel its task. None if it is not here."""
         kept = self._kept.pop(identity, None)
         if kept is not None:
             self._bytes[kept.owner] -= kept.size
             if kept.task is not None:
                 kept.task.cancel()
-            self._tell(len(self._kept), self._bytes.total())
+            self._report(len(self._kept), self._bytes.total())
         return kept
 
     def find(self, identity: str) -> Kept | None:
@@ -195,11 +182,12 @@ class Store:
         return self._kept.get(identity)
 
 
-def check_metadata(given: dict[str, str] | None) -> None:
+def check_metadata(metadata: dict[str, str] | None) -> None:
     """Raise BadRequest for more than OpenAI's limits."""
-    if len(given or {}) > MAX_METADATA:
-        raise BadRequest(f"has {len(given or {})} pairs; at most {MAX_METADATA}", where="metadata")
-    for name, value in (given or {}).items():
+    metadata = metadata or {}
+    if len(metadata) > MAX_METADATA:
+        raise BadRequest(f"has {len(metadata)} pairs; at most {MAX_METADATA}", where="metadata")
+    for name, value in metadata.items():
         if len(name) > MAX_METADATA_NAME or len(value) > MAX_METADATA_VALUE:
             raise BadRequest(
                 f"a name has at most {MAX_METADATA_NAME} characters, and a value {MAX_METADATA_VALUE}",
@@ -207,5 +195,5 @@ def check_metadata(given: dict[str, str] | None) -> None:
             )
 
 
-def no_response(identity: str, where: str = "response_id") -> NotFound:
-    return NotFound(f"no response {identity[:80]!r} is stored", where=where)
+def no_response(identity: str, field: str = "response_id") -> NotFound:
+    return NotFound(f"no response {identity[:80]!r} is stored", where=field)

@@ -19,7 +19,7 @@ import msgspec
 from runtime.protocol.requests import generate
 from runtime.protocol.sampling import SAMPLING_KEYS
 from runtime.server.app import describe
-from runtime.server.http.left_out import ELSEWHERE
+from runtime.server.http.ignored import OTHER_DEFAULTS as ELSEWHERE
 from runtime.server.openai import chat, params
 from runtime.server.openai.responses import job
 from runtime.server.output_format import StructuredOutputs

@@ -12,7 +12,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
 from runtime.server.anthropic import messages as anthropic_messages
 from runtime.server.openai import messages as openai_messages
-from runtime.server.openai.responses import input as responses_input
+from runtime.server.openai.responses import items as responses_items
 
 CALL = ToolCall("weather", '{"town":"Ostrel"}', "c1")
 
@@ -42,7 +42,7 @@ def test_openai_messages() -> None:
 
 
 def test_responses_items() -> None:
-    made = responses_input.messages_of(
+    made = responses_items.messages_of(
         [
             {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
             {"type": "reasoning", "summary": []},
@@ -58,7 +58,7 @@ def test_responses_items() -> None:
         Message("assistant", "Let me look.", tool_calls=(CALL,)),
         Message("tool", '{"sky":"blue"}', tool_call_id="c1"),
     ]
-    assert responses_input.messages_of("Hi") == [Message("user", "Hi")]
+    assert responses_items.messages_of("Hi") == [Message("user", "Hi")]
 
 
 def test_anthropic_messages() -> None:
@@ -120,15 +120,15 @@ def test_calls_that_a_server_ran() -> None:
         ({**code, "outputs": None}, ""),
         ({**code, "outputs": 5}, ""),
     ):
-        call, result = responses_input.messages_of([item])
+        call, result = responses_items.messages_of([item])
         assert [one.id for one in call.tool_calls] == [result.tool_call_id] == [item["id"]]
         assert (call.role, result.role, result.content) == ("assistant", "tool", text)
-    assert responses_input.messages_of([{"type": "web_search_call", "id": "w1"}]) == []
+    assert responses_items.messages_of([{"type": "web_search_call", "id": "w1"}]) == []
 
 
 def test_a_calls_output_in_parts() -> None:
     def output(given: Any) -> Any:
-        return responses_input.messages_of(
+        return responses_items.messages_of(
             [{"type": "function_call_output", "call_id": "c1", "output": given}]
         )[0].content  # fmt: skip
 

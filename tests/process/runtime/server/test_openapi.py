@@ -75,7 +75,7 @@ def test_a_body_of_generate_is_described_without_what_is_internal() -> None:
     assert checker.is_valid(good)
     assert not checker.is_valid({"text": 3})
     assert not checker.is_valid({"txt": "a"})
-    assert native.OPENAPI["POST /generate"].stream
+    assert native.Generate.OPENAPI["POST /generate"].stream
 
 
 def test_the_shape_of_errors_is_the_described_one() -> None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.supervise.channel import ChildSpec
-from runtime.server.worker import Entrance, told_options
+from runtime.server.worker import Entrance, shown_options
 
 
 def get(app: Any, path: str, accept: str = "*/*") -> httpx.Response:
@@ -55,7 +55,7 @@ def test_the_key_is_not_among_the_options_that_are_told() -> None:
         engine=EngineConfig(page_size=4),
         server=ServerConfig(api_key="k3y", port=5),
     )
-    told = told_options(spec)
+    told = shown_options(spec)
     assert (told["port"], told["page_size"], told["model"]) == (5, 4, "pocket")
     assert "api_key" not in told
     assert "k3y" not in str(told)

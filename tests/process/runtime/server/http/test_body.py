@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.errors import BadRequest, InvalidJson, RuntimeFault, WrongMediaType
 from runtime.server.http.body import check_media_type, decode_json, to_struct
-from runtime.server.http.errors import InvalidJson, WrongMediaType
 from tests.exploring import tries
 
 DEPTH = 16

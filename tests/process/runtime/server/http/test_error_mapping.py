@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
 from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.server.http.error_mapping import mapped, mapped_errors
+from runtime.server.http.errors import mapped, mapped_errors
 from runtime.server.openai.logprobs import UNKNOWN, spelled, token_entries
 
 WORDS = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "text": "prompt"}

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
-from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.errors import BodyTooLarge, RuntimeFault
 from runtime.server.app import build_app, describe
-from runtime.server.http.admission import admit
-from runtime.server.http.body import decode_json, decode_long
-from runtime.server.http.errors import BodyTooLarge
+from runtime.server.http.body import admit, decode_json, decode_long
 
 MOST_S = 0.5
 """Of processor time between two turns of the loop. Without the limits it is 2 to 20 s; 0.05 to 0.2 s with
@@ -150,7 +148,7 @@ def strings_in(value: Any) -> int:
 def test_strings_are_counted_wherever_a_piece_ends(value: Any, step: int) -> None:
     content = json.dumps({"a": value}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.server.http.admission._STEP", step)
+        patch.setattr("runtime.server.http.body._STEP", step)
         count = strings_in({"a": value})
         admit(content, ServerConfig(max_body_strings=count))
         with pytest.raises(BodyTooLarge):

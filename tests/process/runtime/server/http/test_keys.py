@@ -18,10 +18,9 @@ from starlette.routing import Route, Router
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT
 from runtime.protocol.errors import BadRequest, RateLimited
-from runtime.server.http.keys import KeyRing
+from runtime.server.http.keys import KeyRing, Limits, Quota
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
-from runtime.server.http.quota import Limits, Quota
 
 ORDER = "/flush_cache"
 

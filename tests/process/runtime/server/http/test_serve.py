@@ -400,11 +400,11 @@ import logging, resource, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from runtime.config.serving.server import ServerConfig
 from runtime.server.http.serve import MAX_PIPELINED
-from runtime.server.http.serve import room_for_connections
+from runtime.server.http.serve import connection_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, min(hard, 2000)))
-print(room_for_connections(ServerConfig(max_connections=600)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-print(room_for_connections(ServerConfig(max_connections=4096)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(connection_limit(ServerConfig(max_connections=600)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(connection_limit(ServerConfig(max_connections=4096)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
     made = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100

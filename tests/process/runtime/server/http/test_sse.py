@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from runtime.protocol.errors import BadRequest, InternalFault, QueueFull, RuntimeFault
-from runtime.server.http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
+from runtime.server.http.sse import DONE, KEEP_ALIVE, EventStream, event, while_connected
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -184,7 +184,7 @@ def test_an_answer_is_given_up_when_the_client_goes() -> None:
         client = Client()
         asyncio.get_running_loop().call_later(0.05, client.gone.set)
         with pytest.raises(RuntimeFault) as caught:
-            await unless_gone(Asked(client), work())  # type: ignore[arg-type]
+            await while_connected(Asked(client), work())  # type: ignore[arg-type]
         assert caught.value.status == 499
 
     asyncio.run(main())

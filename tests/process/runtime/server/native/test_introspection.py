@@ -25,8 +25,8 @@ from runtime.protocol.errors import DeadlineExceeded
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler, TextLimits
 from runtime.server.app import build_app
 from runtime.server.http.auth import PAGE_PATHS
-from runtime.server.observe import recent
-from runtime.server.observe.recent import Recent
+from runtime.server.native import introspection
+from runtime.server.native.introspection import Recent
 
 Serving = Callable[..., AbstractContextManager[Any]]
 ALICE, BOB, ADMIN = ({"authorization": f"Bearer {key}"} for key in ("of-alice", "of-bob", "of-admin"))
@@ -175,7 +175,7 @@ def test_clients_see_their_own_requests(asked: Callable[..., httpx.Client], keys
 
 
 def test_no_more_are_kept_than_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "KEPT", 3)
+    monkeypatch.setattr(introspection, "KEPT", 3)
     kept = Recent()
     CLIENT.set(Client("me"))
     for number in range(9):

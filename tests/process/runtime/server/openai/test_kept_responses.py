@@ -67,12 +67,12 @@ def test_they_expire() -> None:
 def test_others_do_not_know_of_it() -> None:
     CLIENT.set(Client("key:alice", is_tenant=True))
     mine = kept("a", whose=CLIENT.get().owner)
-    assert mine.is_own
+    assert mine.is_of_client
     CLIENT.set(Client("key:bob", is_tenant=True))
-    assert not mine.is_own
+    assert not mine.is_of_client
     CLIENT.set(Client("127.0.0.1"))
-    assert not mine.is_own
-    assert kept("b", whose=CLIENT.get().owner).is_own
+    assert not mine.is_of_client
+    assert kept("b", whose=CLIENT.get().owner).is_of_client
 
 
 @pytest.mark.parametrize(

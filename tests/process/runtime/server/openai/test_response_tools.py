@@ -24,7 +24,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import BadRequest
 from runtime.server.app import build_app
-from runtime.server.openai.responses.calls import parsed
+from runtime.server.openai.responses.tools import parsed
 from runtime.server.worker import open_tool_server
 from runtime.tools import ToolServer, ToolServerError
 

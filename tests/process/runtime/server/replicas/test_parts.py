@@ -18,9 +18,17 @@ from runtime.config.engine import EngineConfig
 from runtime.config.flags import read_options
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.protocol.errors import BadRequest, EngineDead
-from runtime.server.replicas.directory import FORGOTTEN_S, Directory, Member
+from runtime.server.replicas.directory import (
+    DEVICES,
+    FORGOTTEN_S,
+    REQUESTS,
+    Directory,
+    Member,
+    by_requests,
+    of_role,
+    shares,
+)
 from runtime.server.replicas.process import ServerProcess
-from runtime.server.replicas.roles import DEVICES, REQUESTS, by_requests, of_role, shares
 from runtime.server.replicas.start import start
 
 HERE, THERE = Member("worker", "http://10.0.0.1:1"), Member("worker", "http://10.0.0.2:1")

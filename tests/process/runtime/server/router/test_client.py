@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from runtime.server.router.client import BrokenOff, CannotConnect, Client, Silence
+from runtime.server.router.upstream import BrokenOff, CannotConnect, Client, Silence
 from tests.process.runtime.server.router.playing import play, until
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.server.router.merge import CompletionMerge, NativeMerge
-from runtime.server.router.pair import failing_with
+from runtime.server.router.relay import failing_with
 from tests.process.runtime.server.router.playing import Behaviour, Call, Cut, Played, play, scene, until
 
 SCORED = {"return_logprob": True, "logprob_start_len": 0}

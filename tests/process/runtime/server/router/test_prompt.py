@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.server.router.prompt import MOST_PROMPT, Asked, read_asked
+from runtime.server.router.pool import MOST_PROMPT, RequestFacts, read_facts
 
 TURNS = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
 
 
-def asked(**body: Any) -> Asked:
-    return read_asked(json.dumps(body).encode())
+def asked(**body: Any) -> RequestFacts:
+    return read_facts(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ NAMES = st.sampled_from(
 
 @given(st.dictionaries(NAMES, JSON) | JSON)
 def test_any_json_is_read(body: Any) -> None:
-    assert isinstance(read_asked(json.dumps(body).encode()), Asked)
+    assert isinstance(read_facts(json.dumps(body).encode()), RequestFacts)
 
 
 @given(st.binary())
 def test_any_bytes_are_read(body: bytes) -> None:
-    assert isinstance(read_asked(body), Asked)
+    assert isinstance(read_facts(body), RequestFacts)

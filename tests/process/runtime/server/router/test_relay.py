@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.protocol.control import VERBS
-from runtime.server.router.events import WholeEvents
+from runtime.server.router.answer import WholeEvents
 from tests.process.runtime.server.router.playing import Call, Cut, Played, echo, hosting, play, scene, until
 
 DATA = b'data: {"text": "a"}\n\n'

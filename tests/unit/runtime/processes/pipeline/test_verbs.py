@@ -74,7 +74,11 @@ def test_wrong_requests_by_name(name: str, values: dict[str, Any], expected: str
 
 def test_what_only_the_admin_key_may_do() -> None:
     """Written out: a route that is opened to every client by mistake is seen here."""
-    paths = {key.partition(" ")[2] for key in {**control.OPENAPI, **sleep.OPENAPI} if key.startswith("POST")}
+    paths = {
+        key.partition(" ")[2]
+        for key in {**control.Control.OPENAPI, **sleep.Sleep.OPENAPI}
+        if key.startswith("POST")
+    }
     paths |= {path for verb in VERBS.values() for path in verb.paths}
     assert paths - ORDERS == {"/abort_request", "/open_session", "/close_session", "/precompile"}
 
