@@ -118,7 +118,7 @@ def constraint_of(body: OutputFields) -> OutputConstraint:
         raise BadRequest(
             f"only one constraint can be used at a time, got {' and '.join(names)}", where=names[-1]
         )
-    options = {name: value for name in JSON_WORDS if (value := getattr(body, name)) is not None}
+    options = {name: value for name in JSON_OPTIONS if (value := getattr(body, name)) is not None}
     options |= _whitespace(body)
     if body.guided_decoding_backend:
         remark("guided_decoding_backend has no effect")

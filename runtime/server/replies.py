@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from runtime.formats.chat.render import conversation
-from runtime.formats.reasoning.types import reasoning_type
+from runtime.formats.reasoning.marks import reasoning_type
 from runtime.formats.reply import ReplyParser
 from runtime.processes.frontend.batch_request import Outcome
 from runtime.protocol.errors import Aborted, RuntimeFault

@@ -15,7 +15,7 @@ from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.protocol.sampling import WORDS
+from runtime.protocol.sampling import SAMPLING_KEYS
 from runtime.server.context import RouteGroup, serves
 from runtime.server.http.body import json_type, known_fields, to_struct
 from runtime.server.http.errors import error_body

@@ -16,8 +16,7 @@ import msgspec
 from starlette.requests import Request
 
 from runtime.processes.frontend import prefixes
-from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.client import Begun, Observer
+from runtime.processes.frontend.client import CLIENT, Begun, Observer
 from runtime.protocol.control import MAX_PREFIXES
 from runtime.protocol.errors import BadRequest, Forbidden, RuntimeFault
 from runtime.server.context import RouteGroup, ServerContext, serves

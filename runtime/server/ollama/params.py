@@ -112,7 +112,7 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
             sampling["repetition_penalty"] = value
         elif name == "num_predict" and value >= 0:
             # Ollama ends at the end of the context, whatever the limit.
-            sampling["max_new_tokens"] = value if value < ctx.model.context_length else ROOM
+            sampling["max_new_tokens"] = value if value < ctx.model.context_length else UNLIMITED
         elif name == "seed" and value >= 0:
             sampling["seed"] = value
     if body.keep_alive is not None:

@@ -17,7 +17,7 @@ from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, Too
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
-from runtime.protocol.sampling import ROOM
+from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import DONE, event

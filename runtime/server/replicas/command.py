@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import Options
-from runtime.config.options import default_of, hand, options_of
+from runtime.config.options import config_from, default_of, options_of
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
@@ -188,7 +188,7 @@ def router_config(
     config: ReplicasConfig, server: ServerConfig, key: str, members: Sequence[Member]
 ) -> RouterConfig:
     """The router's: the server's own address, key and limits, and the replicas."""
-    return hand(
+    return config_from(
         RouterConfig,
         server,
         **{role: of_role(members, role) for role in config.roles},

@@ -127,7 +127,7 @@ class Job:
         limit = body.max_output_tokens
         if limit is not None and limit < 1:
             raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
-        most = ROOM if limit is None else limit - self._usage[2]
+        most = UNLIMITED if limit is None else limit - self._usage[2]
         sampling, fields = generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and constraint_of(body).sampling:
