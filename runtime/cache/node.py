@@ -77,8 +77,8 @@ class Prefix(msgspec.Struct):
 
 
 class PrefixTree(msgspec.Struct):
-    """The nodes of a prefix cache, parents first. left_out: known nodes that are not listed; what is
-    below them is not counted. evictable, protected: tokens in nodes that no sequence reads now, and in the others."""
+    """The nodes of a prefix cache, parents first. left_out: known nodes that are not listed; those below them
+    are not counted. evictable, protected: tokens in nodes that no sequence reads now, and in the others."""
 
     page_size: int
     evictable: int

@@ -100,11 +100,11 @@ class AdaptedLinear(Linear):
     """`base`, and the adapters of its projections.
 
     inputs  of the whole matrix
-    local     the inputs it gets; None: all
+    local   the inputs it gets; None: all
     like    a tensor of the dtype and device of its products
     """
 
-    __slots__ = ("_active", "_base", "_bits", "_down", "_ups", "_used", "inputs", "like", "own", "parts")
+    __slots__ = ("_active", "_base", "_bits", "_down", "_ups", "_used", "inputs", "like", "local", "parts")
 
     def __init__(
         self,
