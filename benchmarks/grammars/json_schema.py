@@ -29,7 +29,7 @@ from benchmarks.measuring import HERE, RESULTS, conditions, keep
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, SchemaFormat
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import BYTES
 from tests.unit.runtime.grammar.json_schema.spelled import takes_value, written
 

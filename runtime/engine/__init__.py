@@ -8,7 +8,7 @@ those of output tokens are divided by the temperature). A step with constrained 
 `finish()`: if the mask lists few ids and no log-probability is needed, only the logits of these ids.
 
 If several processes share a model, each is a `TorchRunner` with the same plans (`runtime/parallel.py`). Small
-passes are computed by one thread (`engine/threads.py`).
+passes are computed by one thread (`engine/runner.py`).
 
 Seeds are only meaningful if the logits do not depend on the batch. So on CPUs a model is computed in float32
 unless bfloat16 is asked for, and attention always is

@@ -22,8 +22,7 @@ from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
-from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import SamplingParams, Vocabulary
 from runtime.scheduler.admission import RequestValidator
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Commit, Flight
 from runtime.scheduler.guided.decoding import Encode, GuidedDecoding, PassDone, ended

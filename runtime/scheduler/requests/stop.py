@@ -15,8 +15,7 @@ from typing import NamedTuple
 from runtime.grammar.search import Place, Search
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import FinishReason
-from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import SamplingParams, Vocabulary
 
 LENGTH = FinishReason(type="length")
 STOP = FinishReason(type="stop")

@@ -15,7 +15,7 @@ from runtime.grammar.table import GRAMMAR_BACKENDS, make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.registry import UnknownName
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import byte_matcher
 from tests.unit.runtime.grammar import drawn
 

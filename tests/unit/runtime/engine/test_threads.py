@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.config.shards import Shard
-from runtime.engine.threads import SHARED, Threads
+from runtime.engine.runner import SHARED, Threads
 
 
 @pytest.fixture(autouse=True)

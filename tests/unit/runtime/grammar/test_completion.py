@@ -23,7 +23,7 @@ from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import BYTES
 from tests.exploring import tries
 

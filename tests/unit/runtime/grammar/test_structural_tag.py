@@ -18,7 +18,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.tags.tag_space import Triggers, utf8_step
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import byte_matcher
 from tests.exploring import tries
 

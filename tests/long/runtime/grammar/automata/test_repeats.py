@@ -19,7 +19,7 @@ from runtime.grammar.masks.trie import TokenTrie
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import UnsupportedConstraint
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import BYTES
 
 LETTERS = "aabbcé日"

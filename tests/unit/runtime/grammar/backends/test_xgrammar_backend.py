@@ -15,7 +15,7 @@ from runtime.grammar.manager import GrammarManager
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 from runtime.protocol.registry import MissingExtra
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import BYTES, byte_matcher
 
 pytest.importorskip("xgrammar")

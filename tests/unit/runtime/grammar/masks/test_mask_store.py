@@ -14,7 +14,7 @@ from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.masks.mask_store import MaskStore, vocabulary_digest
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 
 WORDS = Vocabulary((b"a", b"b", b"ab", b""), frozenset({3}), frozenset({3}))
 
@@ -130,6 +130,6 @@ def test_nothing_is_loaded_that_could_run_code():
     code = "import runtime.grammar.masks.mask_store as m; new = set(sys.modules) - before; "
     code += "assert not {'pickle', '_pickle'} & new"
     before = (
-        "import sys, numpy, runtime.protocol.errors, runtime.protocol.vocabulary; before = set(sys.modules); "
+        "import sys, numpy, runtime.protocol.errors, runtime.protocol.sampling; before = set(sys.modules); "
     )
     assert subprocess.run([sys.executable, "-c", before + code], timeout=300, check=False).returncode == 0

@@ -13,7 +13,7 @@ import pytest
 
 from runtime.grammar.base import Matcher
 from runtime.grammar.table import make_backend
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import Vocabulary
 from tests.byte_matcher import BYTES
 from tests.unit.runtime.grammar import drawn
 from tests.unit.runtime.grammar.drawn import allowed

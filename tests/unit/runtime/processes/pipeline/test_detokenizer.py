@@ -24,8 +24,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.vocabulary import Vocabulary
+from runtime.protocol.sampling import SamplingParams, Vocabulary
 from tests.exploring import tries
 
 BYTES = TextTable(Vocabulary(tuple(bytes([value]) for value in range(256))), {256: b"<end>"})
