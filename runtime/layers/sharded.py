@@ -36,7 +36,7 @@ class Summed(Linear):
 class Gathered(Linear):
     """`part` has the outputs `local` of `outputs`; every rank gets all of them."""
 
-    __slots__ = ("_each", "_group", "_outputs", "_own", "_part")
+    __slots__ = ("_each", "_group", "_local", "_outputs", "_part")
 
     def __init__(self, part: Linear, local: range, outputs: int, group: Group) -> None:
         self._part, self._local, self._outputs, self._group = part, local, outputs, group

@@ -104,7 +104,7 @@ class AdaptedLinear(Linear):
     like    a tensor of the dtype and device of its products
     """
 
-    __slots__ = ("_active", "_base", "_bits", "_down", "_ups", "_used", "inputs", "like", "own", "parts")
+    __slots__ = ("_active", "_base", "_bits", "_down", "_ups", "_used", "inputs", "like", "local", "parts")
 
     def __init__(
         self,

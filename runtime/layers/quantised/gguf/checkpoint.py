@@ -59,7 +59,7 @@ class GGUFCheckpoint(Checkpoint):
             self._files[link.name] = np.memmap(link, mode="r")
             for name, info in header.tensors.items():
                 known = _known(name)
-                self._where[known], self._infos[known] = link.name, info
+                self._file_of[known], self._infos[known] = link.name, info
         self._taken.add("rope_freqs.weight")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def _bytes(self, name: str, info: TensorInfo) -> Tensor:
         """uint8 [rows, bytes per row]; a vector is one row."""
-        lying = self._files[self._where[name]][info.offset : info.offset + info.nbytes]
+        lying = self._files[self._file_of[name]][info.offset : info.offset + info.nbytes]
         self._taken.add(name)
         self.bytes_taken += info.nbytes
         if self._bar is not None:
