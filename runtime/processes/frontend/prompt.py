@@ -368,7 +368,7 @@ class PromptReader:
         if len(fitting) == 1:
             return fitting[0]
         why = "several templates fit" if fitting else "the tokenizer has the tokens of no known template"
-        names = [template.name for template in fitting] or list(completion_template_registry)
+        names = sorted(template.name for template in fitting) or list(completion_template_registry)
         raise BadRequest(
             f"it is not known how this model does fill-in-the-middle: {why}",
             where="suffix",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from runtime.ipc.frames import HEAD, frame
 
 from runtime.disagg.transfer.memory import KVLayout
 from runtime.disagg.transfer.net import handshake
 from runtime.disagg.transfer.net.messages import GREETING, Challenge, Hello, Welcome
+from runtime.ipc.socket_mailbox import HEAD, frame
 from runtime.protocol.errors import TransferError
 
 PATIENCE_S = 60.0

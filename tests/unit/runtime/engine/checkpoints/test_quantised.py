@@ -241,5 +241,5 @@ def test_wishes_that_cannot_be_had(quantised: Any, tiny: Any) -> None:
         EngineConfig.of({"model": plain, "quantization": "awq"}).locate()
     with pytest.raises(BadRequest, match="kv_cache_dtype: must be one of auto, bfloat16, fp8_e4m3, fp8_e5m2"):
         EngineConfig.of({"model": plain, "kv_cache_dtype": "int4"})
-    with pytest.raises(BadRequest, match="expand_weights must be auto, always or never"):
+    with pytest.raises(BadRequest, match="expand_weights: must be one of auto, always, never"):
         EngineConfig.of({"model": plain, "expand_weights": "sometimes"})
