@@ -1,8 +1,8 @@
-"""python -m runtime: `serve` starts the server, `router` what stands in front of several. It finds the
-command, and reports what was wrong.
+"""python -m runtime: `serve` starts the server, `router` balances load over several
+servers. It reads the command and reports errors.
 
-Exit codes: 0 it was told to end and did; 1 it could not start, or died; 2 the command line is wrong: an
-option, a model that is nowhere, a package that is not installed.
+Exit codes: 0 it was stopped; 1 it could not start, or died; 2 the command line is wrong: an option, an
+unknown model, a package that is not installed.
 """
 
 from __future__ import annotations

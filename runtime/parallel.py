@@ -16,13 +16,12 @@ from torch import Tensor
 
 from runtime.protocol.errors import EngineDead, ModelLoadError
 
-_PLACE = re.compile(r"^\[[^\]]*\] *")  # where in the library it was found
+_SOURCE = re.compile(r"^\[[^\]]*\] *")  # the source line in the library
 
 
 class Group:
-    """Rank `rank` of `size`. sum_, gather and least wait for the other ranks. They
-    raise EngineDead when one is gone, or on the CPU when one lets it wait for too long; on GPUs whoever sent
-    the plan has the deadline."""
+    """Rank `rank` of `size`. sum_, gather and least wait for the other ranks. They raise EngineDead if one
+    died, or on the CPU if one takes too long; on GPUs the sender of the plan has the deadline."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, device: torch.device | None = None) -> None:
         self.rank, self.size = rank, size
@@ -31,12 +30,12 @@ class Group:
 
     @classmethod
     def join(cls, rank: int, size: int, file: str, device: torch.device, timeout_s: float) -> Group:
-        """Meet the other ranks, which all name the same new `file`, within timeout_s; the verbs may take as
-        long until `limit` says otherwise. Raises EngineDead, and ModelLoadError where
-        torch cannot do it."""
-        made = cls(rank, size, device=device)
+        """Meet the other ranks, which all name the same new `file`, within timeout_s; until limit() is
+        called, each operation may take as long. Raises EngineDead, and ModelLoadError if torch lacks the
+        backend."""
+        group = cls(rank, size, device=device)
         if size == 1:
-            return made
+            return group
         backend = "nccl" if device.type == "cuda" else "gloo"
         if not (dist.is_available() and dist.is_backend_available(backend)):
             raise ModelLoadError(f"this torch has no {backend}", where="tp_size", hint="leave it out")
@@ -51,8 +50,8 @@ class Group:
                 timeout=timedelta(seconds=timeout_s),
             )
         except RuntimeError as error:
-            raise made._alone(error) from error
-        return made
+            raise group._alone(error) from error
+        return group
 
     def limit(self, wait_s: float) -> None:
         """How long a verb waits for the others from now on."""
@@ -79,9 +78,9 @@ class Group:
         """The least that any rank gave."""
         if self.size == 1:
             return value
-        found = torch.tensor([value], dtype=torch.int64, device=self._device)
-        self._wait(lambda: dist.all_reduce(found, op=dist.ReduceOp.MIN, async_op=True))
-        return int(found.item())
+        lowest = torch.tensor([value], dtype=torch.int64, device=self._device)
+        self._wait(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN, async_op=True))
+        return int(lowest.item())
 
     def _wait(self, begin: Any) -> None:
         try:
@@ -94,7 +93,7 @@ class Group:
             raise self._alone(error) from error
 
     def _alone(self, error: RuntimeError) -> EngineDead:
-        reason = _PLACE.sub("", str(error).split("\n", 1)[0].split(". ", 1)[0])[:200]
+        reason = _SOURCE.sub("", str(error).split("\n", 1)[0].split(". ", 1)[0])[:200]
         return EngineDead(f"rank {self.rank} of {self.size} lost the others: {reason}", where="runner")
 
 

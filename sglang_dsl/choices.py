@@ -211,7 +211,7 @@ class ChoiceMethod(ChoicesSamplingMethod):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnMethod(ChoiceMethod):
+class UserMethod(ChoiceMethod):
     """A method passed by a program. Its reported scores are the means, whatever it decides by."""
 
     method: Callable[..., ChoicesDecision] | None = None
@@ -263,7 +263,7 @@ def as_method(method: object) -> ChoiceMethod:
         )
     name = getattr(method, "__name__", type(method).__name__)
     unconditional = bool(getattr(method, "requires_unconditional_logprobs", False))
-    return OwnMethod(name, length_normalized, _best_mean, unconditional, sampled=False, method=method)
+    return UserMethod(name, length_normalized, _best_mean, unconditional, sampled=False, method=method)
 
 
 def _check(scored: Sequence[ChoiceScore]) -> None:

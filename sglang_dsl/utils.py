@@ -177,7 +177,7 @@ def execute_shell_command(command: str) -> Any:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     import socket
 
     with socket.socket() as probe:

@@ -21,37 +21,37 @@ WORK = 4096
 
 
 class Healing:
-    """`given`: the removed ids that have to come again, or one longer token for them. Changes with take()."""
+    """removed: ids that have to come again, or one longer token instead of them. take() shortens it."""
 
     def __init__(self, removed: Sequence[int], vocabulary: Vocabulary) -> None:
         self._bits = token_bits(vocabulary)
         self._vocabulary = vocabulary
-        self.given = tuple(removed)
+        self.removed = tuple(removed)
 
     @property
     def text(self) -> bytes:
         """The rest of the prompt's text."""
-        return b"".join(self._vocabulary.tokens[token] for token in self.given)
+        return b"".join(self._vocabulary.tokens[token] for token in self.removed)
 
     def mask(self, matcher: Matcher | None) -> TokenMask:
         """The ids that may come next; `matcher` follows the text after the prompt, None: anything."""
         text = self.text
         if matcher is None:
-            return _longer(self._vocabulary, text, self.given[0])
-        return self._bits.listed([self.given[0], *_fitting(self._bits, text, matcher)])
+            return _longer(self._vocabulary, text, self.removed[0])
+        return self._bits.listed([self.removed[0], *_fitting(self._bits, text, matcher)])
 
     def take(self, token: int, matcher: Matcher | None) -> int | None:
         """Follow one token of mask(). Returns how many bytes of its text are the prompt's; None, and no
         change, if it is not allowed."""
         text, data = self.text, self._vocabulary.tokens[token]
-        if token == self.given[0]:
-            self.given = self.given[1:]
+        if token == self.removed[0]:
+            self.removed = self.removed[1:]
             return len(data)
         if len(data) <= len(text) or not data.startswith(text) or token in self._vocabulary.special:
             return None
         if matcher is not None and not matcher.advance_bytes(data[len(text) :]):
             return None
-        self.given = ()
+        self.removed = ()
         return len(text)
 
 

@@ -125,7 +125,7 @@ class _Unanchored:
         return self.conditions and self._behind in self._subsets.key(state)[0]
 
 
-class Place(NamedTuple):
+class SearchState(NamedTuple):
     """The state of a search. key: of the automaton's state; window: the characters since no match was in
     progress; base: key of the state at the beginning of the window; held: how many of the last characters may
     belong to a match."""
@@ -172,29 +172,29 @@ class Search:
         self._longest = max((_longest(node) for node in nodes), default=0)
         self._lock = threading.Lock()
         first = self._automaton.key(0)
-        self.begin = Place(first, first, "", 0)
+        self.begin = SearchState(first, first, "", 0)
 
-    def feed(self, place: Place, text: str) -> tuple[Place, Match | None]:
+    def feed(self, before: SearchState, text: str) -> tuple[SearchState, Match | None]:
         """Read on; the search ends with a match."""
         with self._lock:
-            return self._feed(place, text)
+            return self._feed(before, text)
 
-    def _feed(self, place: Place, text: str) -> tuple[Place, Match | None]:
+    def _feed(self, before: SearchState, text: str) -> tuple[SearchState, Match | None]:
         automaton = self._automaton
         if len(automaton) > MAX_STATES:
             automaton.reset()
-        state = automaton.enter(place.key)
-        base, begun = place.base, -len(place.window)
+        state = automaton.enter(before.key)
+        base, begun = before.base, -len(before.window)
         for index, char in enumerate(text):
             sooner, state = state, automaton.step(state, char)
             if automaton.accepts(state):
-                window = (place.window + text[: index + 1])[len(place.window) + begun :]
-                return place, self._match(base, window, automaton.ended_before(state), len(text) - index - 1)
+                window = (before.window + text[: index + 1])[len(before.window) + begun :]
+                return before, self._match(base, window, automaton.ended_before(state), len(text) - index - 1)
             if not automaton.under_way(sooner, char):
                 base, begun = automaton.key(state), index + 1
-        window = text[begun:] if begun >= 0 else place.window + text
+        window = text[begun:] if begun >= 0 else before.window + text
         held = min(len(window), int(min(self._longest, 1 << 40)))
-        return Place(automaton.key(state), base, window, held), None
+        return SearchState(automaton.key(state), base, window, held), None
 
     def _match(self, base: Any, window: str, ended_before: bool, after: int) -> Match:
         """The leftmost match in `window`, which ends with a match; `after`: characters of the piece after

@@ -47,7 +47,7 @@ class Classifier:
 class EmbeddingTables:
     """token_types: None if the model has no segments."""
 
-    words: Tensor
+    tokens: Tensor
     positions: Tensor
     token_types: Tensor | None
     norm: LayerNorm
@@ -135,12 +135,12 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        return self._tables.words.device
+        return self._tables.tokens.device
 
     def hidden(self, batch: TextBatch) -> Tensor:
         """The last layer's output [tokens, hidden]."""
         tables = self._tables
-        x = F.embedding(batch.ids, tables.words) + F.embedding(batch.positions, tables.positions)
+        x = F.embedding(batch.ids, tables.tokens) + F.embedding(batch.positions, tables.positions)
         if tables.token_types is not None:
             x = x + F.embedding(batch.kinds, tables.token_types)
         x = tables.norm(x)

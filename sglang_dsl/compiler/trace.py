@@ -16,7 +16,7 @@ from typing import Any
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Signal, Until
 from sglang_dsl.conversation.requests import Ledger
-from sglang_dsl.conversation.transcript import Made, Transcript
+from sglang_dsl.conversation.transcript import Generation, Transcript
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core, SettledCore
@@ -287,7 +287,7 @@ class Tracer(SettledCore):
         match leaf:
             case Gen(name=name) | Select(name=name):
                 shown = Placeholder(name or "...")
-                self._transcript = self._transcript.say(shown, chosen=name or "", made=Made(leaf))
+                self._transcript = self._transcript.say(shown, chosen=name or "", generation=Generation(leaf))
             case Text() | Media() | RoleBegin() | RoleEnd() | Tools():
                 self._transcript = with_node(self._transcript, leaf)
             case ScopeBegin(name=name):

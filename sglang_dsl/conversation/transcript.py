@@ -21,7 +21,7 @@ from sglang_dsl.ir import Gen, Select
 Content: TypeAlias = "str | list[dict[str, Any]]"
 
 
-class Made(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Generation(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What a generated piece came of: the node that asked for it, and what the backend said with it."""
 
     node: Gen[Any] | Select | None = None
@@ -29,7 +29,7 @@ class Made(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One entry and all before it. The garbage collector passes it by: it can be part of no circle.
+    """One entry and all before it. The garbage collector ignores it: it is never part of a cycle.
 
     kind     root; text: a piece of text; open: a turn of `value` begins; close: it ends; media: a picture, a
              video or a sound
@@ -40,10 +40,10 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
     turn     for close: the finished message; `before` is what stood before the turn
     part     for media: its part of a message
-    made     for a generated piece, what it came of, where that is known
+    generation  of a generated piece, if it is known
     calls    for calls: what the model called; `value` shows them in plain text
     hidden   for a generated piece, what the model reasoned before it, marks and all, and `reasoning` without
-             them; the model sees it in its place while the turn is open, and nobody in plain text
+             them; the model sees it in its place while the turn is open, not in plain text
     """
 
     EMPTY: ClassVar[Transcript]
@@ -61,7 +61,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     hidden: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
-    made: Made | None = None
+    generation: Generation | None = None
 
     def offer(self, tools: tuple[dict[str, Any], ...]) -> Transcript:
         """With other tools to call, in place of those before."""
@@ -89,7 +89,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         chosen: str | None = None,
         hidden: str = "",
         reasoning: str = "",
-        made: Made | None = None,
+        generation: Generation | None = None,
     ) -> Transcript:
         """With `text` added, verbatim."""
         if not text and chosen is None:
@@ -98,7 +98,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         # By place, which is a third quicker.
         return Transcript(
             self, "text", text, self.role, length, self.tools, chosen, None, None, None, hidden, reasoning,
-            (), made,
+            (), generation,
         )  # fmt: skip
 
     def open(self, role: str) -> Transcript:
@@ -208,7 +208,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
                         chosen=entry.chosen,
                         hidden=entry.hidden,
                         reasoning=entry.reasoning,
-                        made=entry.made,
+                        generation=entry.generation,
                     )
         return onto
 

@@ -16,7 +16,7 @@ import msgspec
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Until
 from sglang_dsl.conversation.requests import CallRecord
-from sglang_dsl.conversation.transcript import Made, Transcript
+from sglang_dsl.conversation.transcript import Generation, Transcript
 from sglang_dsl.errors import (
     InvalidValue,
     ProgramError,
@@ -134,20 +134,20 @@ def _packed(seen: Snapshot) -> PackedState:
 
 def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
     return tuple(
-        msgspec.structs.replace(entry, prev=None, before=None, turn=None, made=_plain(entry.made))
+        msgspec.structs.replace(entry, prev=None, before=None, turn=None, generation=_plain(entry.generation))
         for entry in entries
     )
 
 
-def _plain(made: Made | None) -> Made | None:
+def _plain(generation: Generation | None) -> Generation | None:
     """Without the program's own types and methods."""
-    match made:
-        case Made(node=Gen() as node):
-            return Made(dataclasses.replace(node, typed=None), made.meta)
-        case Made(node=Select() as node):
-            return Made(dataclasses.replace(node, own=None), made.meta)
+    match generation:
+        case Generation(node=Gen() as node):
+            return Generation(dataclasses.replace(node, typed=None), generation.meta)
+        case Generation(node=Select() as node):
+            return Generation(dataclasses.replace(node, own=None), generation.meta)
         case _:
-            return made
+            return generation
 
 
 def _position(at: Transcript, entries: Sequence[Transcript]) -> int | tuple[Transcript, ...]:

@@ -19,7 +19,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Call, ChoiceCall, ChoiceScores, Completion
-from sglang_dsl.conversation.transcript import Made, Transcript
+from sglang_dsl.conversation.transcript import Generation, Transcript
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
@@ -319,7 +319,7 @@ class Evaluator:
             chosen=node.name or "",
             hidden=first.head,
             reasoning=first.reasoning,
-            made=Made(node, done.meta),
+            generation=Generation(node, done.meta),
         )
         self._sent = self.transcript.length
         if self.run.stream and not streamed:
@@ -341,7 +341,7 @@ class Evaluator:
         """settle() of one text that was not streamed and is all answer."""
         variable = item.variable
         assert variable is not None
-        self.transcript = self.transcript.say(text, chosen=node.name or "", made=Made(node, meta))
+        self.transcript = self.transcript.say(text, chosen=node.name or "", generation=Generation(node, meta))
         self._sent = self.transcript.length
         if self.run.stream:
             self.output.put(text)
@@ -383,7 +383,7 @@ class Evaluator:
             text, meta = _decided(node, scores, scores.meta["draw"] if drawn else seed)
         else:
             text, meta = scores.meta["reply"], scores.meta
-        self.transcript = self.transcript.say(text, chosen=node.name or "", made=Made(node, meta))
+        self.transcript = self.transcript.say(text, chosen=node.name or "", generation=Generation(node, meta))
         self._sent = self.transcript.length
         if self.run.stream:
             self.output.put(text)

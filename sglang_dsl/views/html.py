@@ -103,7 +103,7 @@ def _entry(entry: Transcript, *, running: bool) -> str:
         return _media(entry.part)
     if entry.chosen is None:
         return escape(entry.value)
-    meta: Mapping[str, Any] = {} if entry.made is None else entry.made.meta
+    meta: Mapping[str, Any] = {} if entry.generation is None else entry.generation.meta
     tokens = tokens_of(meta)
     if not tokens or len(tokens) > _MAX_TOKENS:
         hover = _call_summary(meta)
@@ -113,7 +113,8 @@ def _entry(entry: Transcript, *, running: bool) -> str:
         text = style.element("mark", "".join(map(_span, pieces)), "toks")
     reasoning = style.folded("reasoning", style.text(entry.reasoning)) if entry.reasoning else ""
     name = style.element("sub", f" {escape(entry.chosen)}") if entry.chosen else ""
-    return f"{reasoning}{text}{name}{constraint(constraint_of(entry.made.node if entry.made else None))}"
+    node = entry.generation.node if entry.generation else None
+    return f"{reasoning}{text}{name}{constraint(constraint_of(node))}"
 
 
 def constraint(held: Constraint | None) -> str:
@@ -179,8 +180,8 @@ def _token_key(entries: Sequence[Transcript]) -> str:
     """What the shades and lines of tokens mean, with counts; empty if there are no tokens."""
     counts: Counter[str] = Counter()
     for entry in entries:
-        if entry.made is not None and entry.chosen is not None:
-            counts.update(token.origin for token in tokens_of(entry.made.meta))
+        if entry.generation is not None and entry.chosen is not None:
+            counts.update(token.origin for token in tokens_of(entry.generation.meta))
     if not counts:
         return ""
     lines = "".join(

@@ -48,19 +48,19 @@ def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         match model:
             case "gpt2":
-                made = _byte_level(fields, tokens)
+                converted = _byte_level(fields, tokens)
             case "llama":
-                made = _sentence_piece(fields, tokens, kinds)
+                converted = _sentence_piece(fields, tokens, kinds)
             case _:
                 raise fields.fail(f"the vocabulary {model!r} is not supported; known: gpt2, llama", _HINT)
         for special, meant in ((True, (UNKNOWN, CONTROL)), (False, (USER_DEFINED,))):
             texts = [token for token, kind in zip(tokens, kinds) if kind in meant]
             added = [AddedToken(text, normalized=False, special=special) for text in texts]
-            (made.add_special_tokens if special else made.add_tokens)(added)
+            (converted.add_special_tokens if special else converted.add_tokens)(added)
         begins = fields.flag("tokenizer.ggml.add_bos_token", model == "llama")
         bos = fields.values.get("tokenizer.ggml.bos_token_id")
         if begins and type(bos) is int and bos < len(tokens):
-            made.post_processor = processors.TemplateProcessing(
+            converted.post_processor = processors.TemplateProcessing(
                 single=[tokens[bos], "$A"],
                 pair=[tokens[bos], "$A", tokens[bos], "$B"],
                 special_tokens=[(tokens[bos], bos)],
@@ -69,7 +69,7 @@ def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
         raise
     except Exception as error:  # the library raises nothing more specific
         raise fields.fail(f"has a vocabulary that cannot be used: {error}", _HINT) from error
-    return json.loads(made.to_str()), _config(fields, tokens, begins)
+    return json.loads(converted.to_str()), _config(fields, tokens, begins)
 
 
 def _config(fields: Fields, tokens: Sequence[str], begins: bool) -> dict[str, Any]:
@@ -92,14 +92,14 @@ def _byte_level(fields: Fields, tokens: Sequence[str]) -> Tokenizer:
         raise fields.fail(f"the pre-tokenizer {kind!r} is not supported; known: {', '.join(SPLITS)}", _HINT)
     merges = [tuple(line.split(" ", 1)) for line in fields.names("tokenizer.ggml.merges")]
     # Llama 3 uses a token for a whole word if there is one, ignoring the merges.
-    made = Tokenizer(models.BPE(_numbers(tokens), merges, ignore_merges=SPLITS[kind] == (_LLAMA3,)))
+    converted = Tokenizer(models.BPE(_numbers(tokens), merges, ignore_merges=SPLITS[kind] == (_LLAMA3,)))
     if SPLITS[kind] == (_QWEN2,):  # only Qwen's tokenizers normalise
-        made.normalizer = normalizers.NFC()
+        converted.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[kind]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    made.decoder = decoders.ByteLevel()
-    return made
+    converted.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    converted.decoder = decoders.ByteLevel()
+    return converted
 
 
 def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
@@ -108,13 +108,13 @@ def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int])
         raise fields.fail(f"has {len(tokens)} tokens but {len(scores)} scores")
     unknown = next((token for token, kind in zip(tokens, kinds) if kind == UNKNOWN), None)
     merges = _merges(tokens, kinds, scores)
-    made = Tokenizer(
+    converted = Tokenizer(
         models.BPE(_numbers(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in kinds)
     )
     front = fields.flag("tokenizer.ggml.add_space_prefix", True)
     spaces = normalizers.Replace(" ", _SPACE)
-    made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if front else [spaces])
-    made.decoder = decoders.Sequence(
+    converted.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if front else [spaces])
+    converted.decoder = decoders.Sequence(
         [
             decoders.Replace(_SPACE, " "),
             decoders.ByteFallback(),
@@ -122,7 +122,7 @@ def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int])
             *([decoders.Strip(" ", 1, 0)] if front else []),
         ]
     )
-    return made
+    return converted
 
 
 def _numbers(tokens: Sequence[str]) -> dict[str, int]:

@@ -108,7 +108,7 @@ class Advance:
         size = healing.take(token, None if guide is None else guide.matcher)
         if size is None:
             raise InternalFault(f"token {token} does not begin with the prompt's end", where="sampler")
-        if not healing.given:
+        if not healing.removed:
             request.healing = None
         reason = None
         if size == len(self._vocabulary.tokens[token]):
@@ -129,22 +129,22 @@ class Advance:
         together, and append the tokens that are certain."""
         healing, guide = request.healing, guide_of(request)
         assert healing is not None
-        probe, left, limit = guide.matcher.copy(), healing.text, request.remaining + len(healing.given)
+        probe, left, limit = guide.matcher.copy(), healing.text, request.remaining + len(healing.removed)
         jump = self._planner.plan(probe, (), limit, _context(request, len(request.tokens)), left)
         if jump is None:
             return None
         same = 0
-        while same < min(len(healing.given), len(jump.ids)) and jump.ids[same] == healing.given[same]:
+        while same < min(len(healing.removed), len(jump.ids)) and jump.ids[same] == healing.removed[same]:
             same += 1
         rest = list(jump.ids[same:])
-        for token in healing.given[:same]:
+        for token in healing.removed[:same]:
             left = left[len(self._vocabulary.tokens[token]) :]
         if rest and left and not self._vocabulary.tokens[rest[0]].startswith(left):
             return None  # the prompt itself is tokenized otherwise than it came
-        for token in healing.given[:same]:
+        for token in healing.removed[:same]:
             request.settle_prompt(token)
-        healing.given = () if rest else healing.given[same:]
-        if not healing.given:
+        healing.removed = () if rest else healing.removed[same:]
+        if not healing.removed:
             request.healing = None
         if not rest:
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from runtime.grammar.search import Place, Search
+from runtime.grammar.search import Search, SearchState
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import FinishReason
 from runtime.protocol.sampling import SamplingParams, Vocabulary
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
     """
 
     tail: bytes = b""
-    state: Place | None = None
+    state: SearchState | None = None
     broken: bytes = b""
 
 

@@ -65,7 +65,7 @@ class Abort(msgspec.Struct, forbid_unknown_fields=True):
     prefix: bool = False
 
 
-class _OwnAbort(msgspec.Struct):
+class _ClientAbort(msgspec.Struct):
     """Cancel these requests where `client` sent them."""
 
     rids: list[str]
@@ -247,7 +247,7 @@ class Control(RouteGroup):
         if len(rids) > (most := self._ctx.config.max_batch_items):
             raise BadRequest(f"has {len(rids)} ids; at most {most}", where="rid", hint="max_batch_items")
         if client.is_tenant:
-            order = msgspec.json.encode(_OwnAbort(rids, client.name)).decode()
+            order = msgspec.json.encode(_ClientAbort(rids, client.name)).decode()
             self._abort_for_client(order)
             await self._ctx.peers.all("abort_request", order, bool)
             return Done(True)
@@ -258,8 +258,8 @@ class Control(RouteGroup):
         return Done(True)
 
     def _abort_for_client(self, data: str) -> bool:
-        """Cancel the requests of an _OwnAbort in JSON that this process waits for."""
-        order = msgspec.json.decode(data, type=_OwnAbort)
+        """Cancel the requests of an _ClientAbort in JSON that this process waits for."""
+        order = msgspec.json.decode(data, type=_ClientAbort)
         for rid in order.rids:
             self._ctx.manager.abort(rid, client=order.client)
             self._ctx.manager.abort(f"{rid}_", prefix=True, client=order.client)

@@ -17,7 +17,7 @@ import msgspec
 from runtime.protocol.messages import ToolCall as MessageCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.conversation.requests import Call, Completion, ToolCall, ToolStep
-from sglang_dsl.conversation.transcript import Made
+from sglang_dsl.conversation.transcript import Generation
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
 from sglang_dsl.interpreter.calls import CallContext
 from sglang_dsl.interpreter.lower import was_cut
@@ -104,7 +104,7 @@ def _say(state: EvaluatorState, node: Gen, done: Completion, step: ToolStep) -> 
             chosen=node.name or "",
             hidden=first.head,
             reasoning=first.reasoning,
-            made=Made(node, done.meta),
+            generation=Generation(node, done.meta),
         )
     at = at.call(_calls(step.calls)).close()
     for call in step.calls:

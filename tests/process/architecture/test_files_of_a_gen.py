@@ -18,8 +18,8 @@ from typing import Any
 from tests.process.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST_FILES = 128
-MOST_CALLS = 1650
+MOST_FILES = 60
+MOST_CALLS = 1400
 RUNS = 5
 """The least of so many runs counts: a thread that wakes up meanwhile adds to one of them."""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import ChoiceScore
-from sglang_dsl.choices import METHODS, OwnMethod, as_method
+from sglang_dsl.choices import METHODS, UserMethod, as_method
 from sglang_dsl.errors import BadProgram, ProgramError
 from sglang_dsl.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 
@@ -157,6 +157,6 @@ def test_one_that_errs_fails_its_program_and_no_other(method: Any, said: str) ->
 
 def test_one_of_a_known_name_is_still_its_own() -> None:
     own = as_method(Last())
-    assert isinstance(own, OwnMethod)
-    named = OwnMethod("token_length_normalized", own.scores, own.pick, method=Last())
+    assert isinstance(own, UserMethod)
+    named = UserMethod("token_length_normalized", own.scores, own.pick, method=Last())
     assert asks.run(named, OPTIONS, backend=sgl.MockBackend())["x"] == "far"

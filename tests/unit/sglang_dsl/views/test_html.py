@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MockBackend, gen, select
 from sglang_dsl.backends.base import Call, Completion
-from sglang_dsl.conversation.transcript import Made, Transcript
+from sglang_dsl.conversation.transcript import Generation, Transcript
 from sglang_dsl.ir import Gen
 from sglang_dsl.views import html
 from sglang_dsl.views.snapshot import Snapshot
@@ -178,7 +178,7 @@ def test_whatever_tokens_are_told_the_page_is_safe(
         "output_token_origins": [origin for _, _, origin in told],
     }
     said = Transcript.EMPTY.open("assistant").say(
-        text, chosen=name, made=Made(Gen(name, regex=pattern), meta)
+        text, chosen=name, generation=Generation(Gen(name, regex=pattern), meta)
     )
     seen = Seen(html.page(Snapshot(name, said)).replace("\0", "").replace("\r", ""))
     assert seen.marked == [text.replace("\0", "").replace("\r", "")]

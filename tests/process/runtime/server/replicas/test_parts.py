@@ -115,8 +115,8 @@ def test_the_servers_of_a_pair_share_the_devices_and_a_key() -> None:
     assert of_role("worker", "h", "k") == {}
     told = [of_role(role, "10.0.0.1", "k") for role in ("prefill", "decode")]
     assert [one["disaggregation_mode"] for one in told] == ["prefill", "decode"]
-    assert EngineConfig.of(told[0]).disaggregation().bootstrap_port == 0
-    assert EngineConfig.of(told[1]).disaggregation().key == "k"
+    assert EngineConfig.of(told[0]).disaggregation_bootstrap_port == 0
+    assert EngineConfig.of(told[1]).disaggregation_key == "k"
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
