@@ -29,8 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 
 from runtime.config.engine import EngineConfig  # noqa: E402
+from runtime.config.serving.server import ServerConfig  # noqa: E402
 from runtime.ipc.mailbox import MailboxClosed  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
+from runtime.processes.checkpoint.model import Model, load_model  # noqa: E402
+from runtime.processes.supervise.channel import ChildSpec, Stop  # noqa: E402
+from runtime.processes.supervise.engine_client import EngineClient  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
     FinishReason,
@@ -39,20 +43,17 @@ from runtime.protocol.io_struct import (  # noqa: E402
 )
 
 try:
-    from runtime.config.serving.server import ServerConfig
-except ModuleNotFoundError:  # `--against` a checkout from before there were rooms
-    from runtime.config.server import ServerConfig
-try:
-    from runtime.processes.checkpoint.model import Model, load_model
-    from runtime.processes.supervise.channel import SCHEDULER, ChildSpec, Stop, frontend_name, mailbox_of
-    from runtime.processes.supervise.engine_client import EngineClient
-except ModuleNotFoundError:
-    from runtime.processes.channel import ChildSpec, Stop
-    from runtime.processes.front import Front as EngineClient
-    from runtime.processes.names import SCHEDULER
-    from runtime.processes.names import front_name as frontend_name
+    from runtime.processes.supervise.channel import SCHEDULER, frontend_name, mailbox_of
 
-    from runtime.processes.checkpoint import Model, load_model
+    with_text = TokenOutput
+except ImportError:  # `--against` a checkout from before a delta carried its text
+    from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of
+
+    from runtime.protocol.io_struct import StrOutput
+
+    def with_text(rid: str, *values: Any, text: str, **named: Any) -> Any:
+        return StrOutput(rid, text, TokenOutput(rid, *values, **named))
+
 
 CONTEXT = 1 << 15
 DEADLINE_S = 300.0
@@ -197,14 +198,14 @@ class Words:
         self.pairs = [(token, text) for token, text in pairs if text.strip() and text == text.rstrip()]
         self.close = tokenizer.encode("</think>")
 
-    def output(self, rid: str, at: int, tokens: int, reasons: bool) -> TokenOutput:
+    def output(self, rid: str, at: int, tokens: int, reasons: bool) -> Any:
         """The news of the `at`-th token."""
         token, text = self.pairs[at % len(self.pairs)]
         ids = [token]
         if reasons and at == tokens // 2:
             ids, text = [*self.close, token], "</think>" + text
         finish = FinishReason("length") if at == tokens - 1 else None
-        return TokenOutput(
+        return with_text(
             rid, ids, 0, finish, 20, at + 1, 0, 0, at + 1, first_token_s=0.1,
             http_worker_ipc=frontend_name(0), text=text,
         )  # fmt: skip
