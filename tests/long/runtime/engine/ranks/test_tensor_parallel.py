@@ -210,7 +210,7 @@ def test_ranks_that_cannot_share_a_model_are_refused_with_those_that_can(tiny: A
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"tp_size": 0}, "tp_size must be in 1 to 64"),
+        ({"tp_size": 0}, "tp_size: must be in 1 to 64"),
         ({"tp_size": 2, "runner_process": False}, "must not be False"),
         ({"tp_size": 2, "device": "cuda:1"}, "each takes a GPU of its own"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.formats.tools import FORMATS, FunctionCallParser, splitter
+from runtime.formats.tools import FORMATS, FunctionCallParser
 from runtime.formats.tools.reader import Reader
 from runtime.formats.tools.types import Call
 from tests.unit.runtime.formats.tools.calling import TOOLS, Parsed, added, whole
@@ -90,7 +90,7 @@ class Counting(Reader):
 def test_what_is_held_is_not_copied_with_every_piece(
     key: str, blank: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splitter, "Reader", Counting)
+    monkeypatch.setattr("runtime.formats.tools.parser.Reader", Counting)
     parser = FunctionCallParser(TOOLS, key)
     written = parser.detector.render([Call("ping", {})])
     for at in (len(written), len(written) // 2, len(parser.detector.triggers[0])):
