@@ -4,7 +4,7 @@
 The worker is the real one (its inbox, client end, routes and web server) in a process of its own; scheduler
 and detokenizer are played here, so no model is measured. Every stream gets a token, and the next only when
 each client has the event of the last, so nothing is coalesced. `--against`: a checkout whose worker is
-measured in turn with this one, such as a git worktree of an earlier commit.
+measured in turn with this one, such as a git worktree of an earlier commit with the same wire form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ from runtime.config.serving.server import ServerConfig  # noqa: E402
 from runtime.ipc.mailbox import MailboxClosed  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
 from runtime.processes.checkpoint.model import Model, load_model  # noqa: E402
-from runtime.processes.supervise.channel import ChildSpec, Stop  # noqa: E402
+from runtime.processes.supervise.channel import (  # noqa: E402
+    SCHEDULER,
+    ChildSpec,
+    Stop,
+    frontend_name,
+    mailbox_of,
+)
 from runtime.processes.supervise.engine_client import EngineClient  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
@@ -41,19 +47,6 @@ from runtime.protocol.io_struct import (  # noqa: E402
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-
-try:
-    from runtime.processes.supervise.channel import SCHEDULER, frontend_name, mailbox_of
-
-    with_text = TokenOutput
-except ImportError:  # `--against` a checkout from before a delta carried its text
-    from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of
-
-    from runtime.protocol.io_struct import StrOutput
-
-    def with_text(rid: str, *values: Any, text: str, **named: Any) -> Any:
-        return StrOutput(rid, text, TokenOutput(rid, *values, **named))
-
 
 CONTEXT = 1 << 15
 DEADLINE_S = 300.0
@@ -198,14 +191,14 @@ class Words:
         self.pairs = [(token, text) for token, text in pairs if text.strip() and text == text.rstrip()]
         self.close = tokenizer.encode("</think>")
 
-    def output(self, rid: str, at: int, tokens: int, reasons: bool) -> Any:
+    def output(self, rid: str, at: int, tokens: int, reasons: bool) -> TokenOutput:
         """The news of the `at`-th token."""
         token, text = self.pairs[at % len(self.pairs)]
         ids = [token]
         if reasons and at == tokens // 2:
             ids, text = [*self.close, token], "</think>" + text
         finish = FinishReason("length") if at == tokens - 1 else None
-        return with_text(
+        return TokenOutput(
             rid, ids, 0, finish, 20, at + 1, 0, 0, at + 1, first_token_s=0.1,
             http_worker_ipc=frontend_name(0), text=text,
         )  # fmt: skip

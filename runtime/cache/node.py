@@ -58,11 +58,11 @@ class Match:
     length: int
 
 
-class Prefix(msgspec.Struct):
-    """One node: `tokens` tokens behind those of its `parent` (0: it begins a prompt), `start` of them before.
-    Of two with different `namespace` none shares anything. hits: sequences that reused it; locks: those that
-    read it now; idle: how many uses of the cache ago it was last used; children: how many there are, also
-    where not all are listed; ids: its first token ids, as many as were asked for."""
+class PrefixNode(msgspec.Struct):
+    """A node as it is reported: `tokens` tokens after those of its `parent` (0: it begins a prompt), `start`
+    tokens before them. Nodes of different namespaces share nothing. hits: sequences that reused it; locks:
+    sequences that read it now; idle: uses of the cache since its last one; children: their number, listed or
+    not."""
 
     id: int
     parent: int
@@ -73,6 +73,11 @@ class Prefix(msgspec.Struct):
     locks: int
     idle: int
     children: int
+
+
+class Prefix(PrefixNode):
+    """ids: its first token ids, as many as were requested."""
+
     ids: list[int] = []
 
 

@@ -219,8 +219,8 @@ class WaitingQueue:
         return _last([one for one in self._queue.values() if one.request.cached < 0])
 
     def crowding(self, flow: Flow) -> Request | None:
-        """The request that a full queue drops for one of `flow`: the same, of the flow that has most requests
-        waiting. None if that has no more than one above `flow`."""
+        """The request that a full queue drops to accept one of `flow`: the last of the flow with most waiting
+        requests. None if that flow has at most one more waiting than `flow`."""
         longest, count = self.flows.longest()
         if count <= self.flows.waiting(flow) + 1:
             return None

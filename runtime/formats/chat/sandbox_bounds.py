@@ -171,7 +171,7 @@ def _split(size: Size, text: str, /, sep: Any = None, maxsplit: int = -1) -> int
 
 
 def _padded(size: Size, value: Any, /, *args: Any, **kwargs: Any) -> int:
-    """For operations that add up to as many characters or items as an argument says, perhaps to each line."""
+    """The size of a result that is padded to a width given as an argument, on each line."""
     widths = (len(one) if isinstance(one, str) else one for one in (*args, *kwargs.values()))
     longest = max((width for width in widths if isinstance(width, int)), default=0)
     parts = len(value.splitlines()) + 1 if isinstance(value, str) else 2 * OBJECT

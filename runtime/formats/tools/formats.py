@@ -135,18 +135,7 @@ CODER = TaggedCalls(
     gap="\n",
     padding="\n",
 )
-MIMO = TaggedCalls(
-    begin="<tool_call>\n",
-    end="\n</tool_call>",
-    opener="<function=",
-    name_end=">",
-    closer="</function>",
-    key_open="<parameter=",
-    key_end=">",
-    value_end="</parameter>",
-    gap="\n",
-    entities=True,
-)
+MIMO = replace(CODER, padding="", entities=True)
 
 
 class _Trinity(JsonCalls):

@@ -291,7 +291,7 @@ def _no_gaps(a: int, b: int | None, low: int, high: int | None) -> bool:
 
 
 def trim_anchors(node: Node) -> Node:
-    """`^` at the very start and `$` at the very end say nothing under fullmatch: drop them."""
+    """Remove `^` at the start and `$` at the end: they are redundant when the whole text must match."""
     return _trim(_trim(node, 0, {"begin", "begin_line"}), -1, {"end", "end_line", "end_string"})
 
 

@@ -117,7 +117,7 @@ class Supervisor:
             group.fail(EngineDead("the server was told to end at once"))
 
     def _tries_again(self) -> bool:
-        """A group that never served is not started again."""
+        """Whether to start the group again: only if it has served, and within the limit of restarts."""
         restarts = self._server.restart and self._served and not self._signals
         if restarts and self._failures > self._server.restart_limit:
             log.error("%d failures in a row; giving up", self._failures)

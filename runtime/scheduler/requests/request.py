@@ -216,7 +216,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
 
     @property
     def intact(self) -> bool:
-        """Whether what was computed of it is true of its tokens."""
+        """Whether its KV belongs to its tokens: no output is about to be taken back."""
         return self.guide is None or self.guide.valid_length < 0
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from runtime.cache.node import PrefixNode
 from runtime.processes.frontend import prefixes
 from runtime.processes.frontend.client import CLIENT, Begun, Observer
 from runtime.protocol.control import MAX_PREFIXES
@@ -101,18 +102,9 @@ DECODE_IN_LOOP = 100
 """Nodes whose texts are decoded on the event loop; more in a thread."""
 
 
-class ShownPrefix(msgspec.Struct):
-    """A node: see Prefix. text: of its first tokens, if the client may see it, `cut` if there are more."""
+class ShownPrefix(PrefixNode):
+    """text: of its first tokens, if the client may see it, `cut` if there are more."""
 
-    id: int
-    parent: int
-    namespace: int
-    tokens: int
-    start: int
-    hits: int
-    locks: int
-    idle: int
-    children: int
     text: str | msgspec.UnsetType = msgspec.UNSET
     cut: bool | msgspec.UnsetType = msgspec.UNSET
 
