@@ -38,8 +38,9 @@ from runtime.protocol.io_struct import (
     SingleReq,
 )
 from runtime.protocol.requests.generate import copy_request
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.server_names import runtime_options
+from runtime.protocol.vocabulary import Vocabulary
 
 CONTROL_TIMEOUT_S = 120.0
 

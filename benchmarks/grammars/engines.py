@@ -14,7 +14,7 @@ from runtime.grammar.base import GrammarBackend, Matcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 OURS = ("auto", "outlines", "llguidance", "xgrammar")
 LIBRARIES = ("outlines-core", "llguidance library", "xgrammar library")

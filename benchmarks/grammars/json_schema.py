@@ -26,11 +26,11 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.measuring import HERE, RESULTS, conditions, keep
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, SchemaFormat
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import BYTES
+from runtime.protocol.vocabulary import Vocabulary
 from tests.unit.runtime.grammar.json_schema.spelled import takes_value, written
 
 KEYWORDS = {

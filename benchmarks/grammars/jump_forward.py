@@ -30,7 +30,8 @@ from runtime.grammar.jump_plan import CONTEXT, JumpPlanner
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 
 WORD = r"[\w\d\s]{1,16}"
 CHARACTER = (

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from runtime.config.scheduler import SchedulerConfig
 from runtime.plan import RowResult, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.scheduler import Scheduler
 
 VOCAB = 32_000

@@ -27,7 +27,7 @@ from runtime.grammar.completion import (
 from runtime.grammar.masks.token_bits import token_bits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, RuntimeFault
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from runtime.grammar.masks.token_bits import TokenBits, token_bits
 from runtime.plan import TokenMask
 from runtime.protocol.errors import RuntimeFault
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 WORK = 96
 """States looked at in one search."""

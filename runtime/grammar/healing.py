@@ -14,7 +14,7 @@ from runtime.grammar.automata.dfa import shared_prefix
 from runtime.grammar.base import Matcher
 from runtime.grammar.masks.token_bits import TokenBits, token_bits
 from runtime.plan import TokenMask
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 WORK = 4096
 """Bytes tried under a constraint for one mask. If that is not enough the prompt's token stays."""

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from runtime.grammar.base import Matcher
 from runtime.grammar.masks.token_bits import Cache, TokenBits, token_bits
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 CONTEXT = 8
 """How many tokens before the last one are read with it, for pre-tokenizers that cut by what comes before;

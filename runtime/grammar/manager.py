@@ -22,7 +22,7 @@ from runtime.grammar.base import Completion, GrammarBackend, Matcher, quick_comp
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, RuntimeFault
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 

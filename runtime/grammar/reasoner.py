@@ -17,7 +17,7 @@ from runtime.grammar.masks.token_bits import Bits
 from runtime.grammar.tags.tag_space import TagSpace, Triggers
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

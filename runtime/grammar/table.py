@@ -12,7 +12,7 @@ from runtime.grammar.base import GrammarBackend, Matcher
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest, UnsupportedConstraint
 from runtime.protocol.registry import MissingExtra, Registry
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 ORDER: dict[str, tuple[str, ...]] = {
     "regex": ("outlines", "llguidance", "xgrammar"),

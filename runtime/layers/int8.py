@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native.library import TYPES
-from runtime.layers.dense import FEW_ROWS, Product, product_of, read
+from runtime.kernels.native.products import FEW_ROWS, Product, product_of
+from runtime.layers.dense import read
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
 from runtime.protocol.errors import ModelLoadError

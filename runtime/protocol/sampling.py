@@ -1,5 +1,5 @@
-"""SamplingParams: how the next token is drawn and when generation ends; Vocabulary: the bytes of each id.
-Ranges are validated (a temperature below 1e-6 means greedy). Knows no tokenizer and no model.
+"""SamplingParams: how the next token is drawn and when generation ends. Ranges are validated (a temperature
+below 1e-6 means greedy). Knows no tokenizer and no model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -29,20 +28,6 @@ CONSTRAINT_KEYS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 JSON_OPTIONS."""
 ALIASES = {"sampling_seed": "seed"}
 TOP_K_OFF = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Vocabulary:
-    """tokens[id]: the bytes of an id; b"" for ids without text. `len(tokens)` is the width of the model's
-    logits. special: ids that never belong to text (control tokens, padding). eos: ids that end a
-    generation."""
-
-    tokens: tuple[bytes, ...]
-    special: frozenset[int] = field(default_factory=frozenset)
-    eos: frozenset[int] = field(default_factory=frozenset)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 def set_fields(struct: msgspec.Struct) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.admission import RequestValidator
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Commit, Flight
 from runtime.scheduler.guided.decoding import Encode, GuidedDecoding, PassDone, ended
@@ -326,7 +327,7 @@ class Scheduler(SchedulerBase[Request]):
         if self._speculation is not None:
             self._speculation.landed(rows, result)
         pieces = self._outbox.pieces
-        computed, size, doomed = 0, len(self._vocabulary), bool(self._doomed)
+        computed, size, doomed = 0, len(self._vocabulary.tokens), bool(self._doomed)
         for request, row, answer in zip(requests, rows, result.rows):
             computed += len(row.tokens)
             token = answer.samples[0].token if answer.samples else -1

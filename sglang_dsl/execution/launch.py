@@ -32,7 +32,7 @@ from sglang_dsl.errors.tracebacks import user_line
 from sglang_dsl.execution import finished as finished  # how states are pickled
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.parameters import Options
+from sglang_dsl.interpreter.parameters import NO_SAMPLING, Options
 from sglang_dsl.interpreter.record import records
 from sglang_dsl.interpreter.run import Body, Mark, RunInfo, Scope, Task, stop_here
 from sglang_dsl.ir.syntax import INSIDE
@@ -100,7 +100,7 @@ def scope_of(options: Options) -> Scope:
     meters = (*outer.meters, *options.meters)
     return Scope(
         backend if backend is None or isinstance(backend, Backend) else as_backend(backend),
-        options.sampling.over(outer.sampling),
+        outer.sampling if options.sampling is NO_SAMPLING else options.sampling.over(outer.sampling),
         outer.timeout if options.timeout is None else options.timeout,
         meters if options.budget is None else (*meters, Meter(options.budget)),
         record,

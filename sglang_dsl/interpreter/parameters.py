@@ -360,6 +360,10 @@ def retries(value: object, typed: object) -> int | None:
 # -- runs ----
 
 
+NO_SAMPLING = Sampling()
+"""No parameter is set."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """How a program runs, apart from its arguments. `timeout`: seconds per call of the backend. `cache`:
@@ -369,7 +373,7 @@ class Options:
     backend: Any = None
     stream: bool = False
     timeout: float | None = None
-    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    sampling: Sampling = NO_SAMPLING
     budget: Budget | None = None
     cache: str = "off"
     cache_dir: str | None = None

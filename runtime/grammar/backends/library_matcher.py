@@ -10,7 +10,7 @@ from typing import Any, Self
 from runtime.grammar.base import Matcher, Origin, Step, last_steps
 from runtime.grammar.masks.token_bits import token_bits
 from runtime.plan import TokenMask
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 
 class LibrarySpace:

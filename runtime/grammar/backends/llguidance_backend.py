@@ -30,7 +30,7 @@ from runtime.grammar.tags.structural_tag import StructuralTags
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from llguidance._lib import LLParserLimits
 from runtime.grammar.backends.library_matcher import LibrarySpace
 from runtime.grammar.json_schema.checks.checked import ClosingTokens
 from runtime.protocol.errors import InternalFault
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 _T = TypeVar("_T")
 _PANIC = "PanicException"

@@ -22,7 +22,7 @@ from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 _STOPPED = -2  # an eos was taken
 

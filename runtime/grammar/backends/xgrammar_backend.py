@@ -34,7 +34,7 @@ from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 from runtime.protocol.registry import MissingExtra
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 _CONTROLS = re.compile(rb"[\x00-\x1f]")
 _CONTROLS_NOT_LINES = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 _MARK = b"SGMASKS\x02"
 _SUFFIX = ".masks"

@@ -19,7 +19,7 @@ from runtime.grammar.masks.token_bits import LONGEST, Cache, mask_bytes, token_b
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 WIDE = 16
 """If so many ASCII characters lead to one state, tokens are walked along the merged tree; otherwise few

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.plan import TokenMask
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""

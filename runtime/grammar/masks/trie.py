@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from runtime.grammar.automata.dfa import DEAD, ByteDfa
 from runtime.grammar.masks.native_walk import TokenTree
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 Ints = npt.NDArray[np.int64]
 Small = npt.NDArray[np.signedinteger[Any]]

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime.protocol.errors import ModelLoadError
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 _FILE = "tokenizer.json"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -34,7 +34,7 @@ from runtime.grammar.tags.tag_space import TagSpace
 from runtime.grammar.tags.tagged_text import Chain, Choice, Exit, Leaf, Literal, Loop, Part, Text
 from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 KIND = "structural_tag"
 MAX_NESTING = 50

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.masks.token_bits import Bits, Cache, token_bits
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 _KEPT = 256
 _CONTINUES = range(0x80, 0xC0)

@@ -19,7 +19,7 @@ from runtime.config.fields import Fields
 from runtime.formats.chat.control import acts_as_control, narrow
 from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.protocol.errors import ModelLoadError
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 LONG = 4_000
 """Characters, or ids, from which encoding and decoding release the interpreter's lock. Event loops run such

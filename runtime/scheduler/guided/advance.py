@@ -19,7 +19,7 @@ from runtime.grammar.jump_plan import CONTEXT, JumpPlanner
 from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import FinishReason
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.guided.steps import drop_last, guide_of, mark
 from runtime.scheduler.requests.request import Request

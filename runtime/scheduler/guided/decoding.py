@@ -35,7 +35,7 @@ from runtime.plan import Row, Sample, StepResult, TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadRequest, InternalFault, RuntimeFault, UnsupportedConstraint
 from runtime.protocol.io_struct import FinishReason
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.admission import shrink
 from runtime.scheduler.guided.advance import Advance, Encode
 from runtime.scheduler.guided.liveness import completion_ready

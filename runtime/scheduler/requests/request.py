@@ -24,7 +24,8 @@ from runtime.protocol.io_struct import (
     TokenOrigin,
     TokenOutput,
 )
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.requests.components import Guide, Logprobs
 from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.images import Images

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from runtime.grammar.search import Search, SearchState
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import FinishReason
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 
 LENGTH = FinishReason(type="length")
 STOP = FinishReason(type="stop")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.protocol.io_struct import OutputDelta
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 UNKNOWN = -9999.0
 """For an unknown probability, as OpenAI sends it for a very unlikely token."""

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from runtime.grammar.base import GrammarBackend, Matcher
+from runtime.grammar.byte_matcher import byte_matcher
 from runtime.grammar.table import GRAMMAR_BACKENDS, make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.registry import UnknownName
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import byte_matcher
+from runtime.protocol.vocabulary import Vocabulary
 from tests.unit.runtime.grammar import drawn
 
 EOS = 256

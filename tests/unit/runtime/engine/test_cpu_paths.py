@@ -17,9 +17,8 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.engine.sampling import sampler
 from runtime.engine.sampling.draw import pick, pick_at_once
-from runtime.kernels.native import layers
+from runtime.kernels.native import layers, products
 from runtime.kernels.native.library import library
-from runtime.layers import dense
 from runtime.models import native_layers
 from runtime.protocol.sampling import SamplingParams
 from tests.unit.runtime.engine.conftest import CASES
@@ -70,13 +69,13 @@ def test_they_change_no_token(
         return contextlib.closing(TorchRunner.load(path, ModelSpec.from_dir(path), config))
 
     asked: list[int] = []
-    multiply = dense.Product.__call__
+    multiply = products.Product.__call__
 
     def counted(self: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         asked.append(len(x))
         return multiply(self, x, bias)
 
-    monkeypatch.setattr(dense.Product, "__call__", counted)
+    monkeypatch.setattr(products.Product, "__call__", counted)
     with load(FAST) as fast, monkeypatch.context() as patch:
         patch.setattr(layers, "library", lambda: None)
         with load(PLAIN) as plain:
@@ -177,5 +176,5 @@ def test_layers_that_are_not_for_one_call(name: str, shaped: Any) -> None:
 def test_matrices_as_they_are_are_not_in_it(shaped: Any) -> None:
     native = shaped("Llama", {})._decoder._native
     assert native is not None
-    assert native.most == dense.FEW_ROWS
+    assert native.most == products.FEW_ROWS
     assert shaped("Llama", {}, pack_weights="never")._decoder._native is None

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from runtime.grammar.automata.dfa import DEAD, ByteDfa
 from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 WORDS = [
     *(

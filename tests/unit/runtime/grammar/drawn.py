@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from runtime.grammar.base import Matcher
 from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.grammar.table import make_backend
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import EXPLORE, EXPLORING
 
 LOOPS = int(os.environ.get("PROPERTY_LOOPS", "1"))

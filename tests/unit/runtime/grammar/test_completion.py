@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.base import Matcher, first_completion
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.completion import at_once, follows, rest_of, search
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import BYTES
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 
 PIECES = [

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from runtime.grammar.base import GrammarBackend
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import GRAMMAR_BACKENDS, make_backend
 from runtime.protocol.constraint import Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from tests.byte_matcher import BYTES
 
 ENGINES: dict[str, tuple[str, ...]] = {
     "regex": ("outlines", "llguidance", "xgrammar"),

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.base import GrammarBackend
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.manager import GrammarManager, ShortTurns
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import (
@@ -20,7 +21,6 @@ from runtime.protocol.errors import (
     InternalFault,
     UnsupportedConstraint,
 )
-from tests.byte_matcher import BYTES
 
 WORD = Constraint("regex", "[a-z]+")
 PATIENCE_S = 300.0

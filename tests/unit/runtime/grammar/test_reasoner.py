@@ -16,7 +16,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.reasoner import ReasonerMatcher, Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 
 EOS, THINK_END, PAD = 256, 257, 258

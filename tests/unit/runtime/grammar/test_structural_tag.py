@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from runtime.grammar.backends.llguidance_backend import LLGuidanceBackend
 from runtime.grammar.base import Matcher
+from runtime.grammar.byte_matcher import byte_matcher
 from runtime.grammar.tags.tag_space import Triggers, utf8_step
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import byte_matcher
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 
 EOS = 256

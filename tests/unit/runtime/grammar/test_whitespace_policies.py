@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from runtime.grammar.byte_matcher import ByteMatcher, byte_matcher
 from runtime.protocol.errors import UnsupportedConstraint
-from tests.byte_matcher import ByteMatcher, byte_matcher
 
 SCHEMA = {
     "type": "object",

@@ -18,7 +18,8 @@ from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler

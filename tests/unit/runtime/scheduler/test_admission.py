@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from runtime.cache.manager import CacheManager
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, reclaim
 from runtime.scheduler.requests.request import Request
 from tests.exploring import tries

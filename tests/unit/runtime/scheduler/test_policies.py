@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from runtime.cache.prefix_cache import NoCache
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.registry import UnknownName
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.requests.request import Request

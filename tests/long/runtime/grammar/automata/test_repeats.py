@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.dfa import DEAD, compile_regex
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.masks.merged_trie import merged, run_table
 from runtime.grammar.masks.token_automaton import WIDE, TokenAutomaton, TokenSpace
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import UnsupportedConstraint
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import BYTES
+from runtime.protocol.vocabulary import Vocabulary
 
 LETTERS = "aabbcé日"
 JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\nrtbf])'

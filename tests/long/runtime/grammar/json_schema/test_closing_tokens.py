@@ -12,7 +12,7 @@ import pytest
 from runtime.grammar.backends.llguidance_backend import LLGuidanceBackend
 from runtime.grammar.masks.token_bits import TokenBits
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 HEADS = ("", "a", "b", "ab", "kind", "\\", '\\"', "\\u0061", "a\\n", "é", "\\ud83d", "1")
 TAILS = (

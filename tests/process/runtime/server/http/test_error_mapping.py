@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
 from runtime.protocol.io_struct import OutputDelta
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.http.errors import mapped, mapped_errors
 from runtime.server.openai.logprobs import UNKNOWN, spelled, token_entries
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
+from runtime.kernels.native import products
 from runtime.kernels.native.library import library
-from runtime.layers import dense, int8
+from runtime.layers import int8
 from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8, Int8Linear
 from runtime.layers.quantised.choose import method_for
@@ -135,7 +136,7 @@ def test_no_panels_are_made_for_a_processor_whose_fbgemm_is_faster(monkeypatch: 
         raise AssertionError("panels")
 
     monkeypatch.setattr(int8, "_has_vnni", lambda: True)
-    monkeypatch.setattr(dense, "to_panels", never)
+    monkeypatch.setattr(products, "to_panels", never)
     # Half of the levels, so that this processor's FBGEMM does not overflow either.
     monkeypatch.setattr(int8, "input_levels", lambda: 63)
     weight, x = torch.randn(40, 64), torch.randn(3, 64)

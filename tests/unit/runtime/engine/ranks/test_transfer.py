@@ -24,7 +24,8 @@ from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
 from runtime.plan import Sample
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.requests.stop import LENGTH

@@ -14,10 +14,10 @@ from runtime.formats.tools.constraints import calls_or_json, calls_schema, struc
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.types import Call, Tool, tools_of
 from runtime.grammar.base import Matcher
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
-from tests.byte_matcher import BYTES
 from tests.unit.runtime.formats.tools.calling import TEXTS, calls_of, tool, whole
 
 WEATHER = tool("get_weather", city={"type": "string"}, days={"type": "integer"})

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.backends.llguidance_backend import LLGuidanceMatcher
+from runtime.grammar.byte_matcher import BYTES, ByteMatcher, byte_matcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from tests.byte_matcher import BYTES, ByteMatcher, byte_matcher
 from tests.unit.runtime.grammar import drawn
 
 ENGINES = ["outlines", "llguidance", "xgrammar", "auto"]

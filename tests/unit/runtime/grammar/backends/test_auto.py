@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.grammar.byte_matcher import BYTES, byte_matcher
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.table import GRAMMAR_BACKENDS, ORDER, make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
-from tests.byte_matcher import BYTES, byte_matcher
 
 
 @pytest.mark.parametrize(

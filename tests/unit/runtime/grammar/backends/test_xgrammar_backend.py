@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from runtime.grammar.base import Matcher
+from runtime.grammar.byte_matcher import BYTES, byte_matcher
 from runtime.grammar.manager import GrammarManager
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 from runtime.protocol.registry import MissingExtra
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import BYTES, byte_matcher
+from runtime.protocol.vocabulary import Vocabulary
 
 pytest.importorskip("xgrammar")
 from runtime.grammar.backends.xgrammar_backend import XGrammarBackend, XGrammarLimits
@@ -268,7 +268,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
 def test_torch_comes_only_with_this_backend():
     code = (
         "import sys, runtime.grammar.manager, runtime.grammar.tags.structural_tag, runtime.grammar.reasoner;"
-        "from tests.byte_matcher import byte_matcher;"
+        "from runtime.grammar.byte_matcher import byte_matcher;"
         "byte_matcher('regex', 'a'); byte_matcher('ebnf', 'root ::= [a]'); byte_matcher('json_schema', '{}');"
         "sys.exit('torch' in sys.modules or 'xgrammar' in sys.modules)"
     )

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.grammar.byte_matcher import ByteMatcher, byte_matcher
 from runtime.grammar.ebnf.reading import is_ebnf, parse_ebnf
 from runtime.grammar.ebnf.tree import Alt, Chars, Grammar, Node, Ref, Repeat, Seq, endless_rule
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from tests.byte_matcher import ByteMatcher, byte_matcher
 from tests.exploring import tries
 
 ENGINES = ["llguidance", "xgrammar"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.grammar.byte_matcher import byte_matcher
 from runtime.grammar.ebnf import spelling as ebnf_spelling
 from runtime.grammar.ebnf import terminals as ebnf_terminals
 from runtime.grammar.ebnf.reading import parse_ebnf
@@ -18,7 +19,6 @@ from runtime.grammar.ebnf.tree import Chars, Grammar, Repeat
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from tests.byte_matcher import byte_matcher
 from tests.exploring import tries
 from tests.unit.runtime.grammar.ebnf.test_ebnf import CASES, accepts, matches
 

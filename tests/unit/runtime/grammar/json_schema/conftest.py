@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 from runtime.grammar.base import GrammarBackend
+from runtime.grammar.byte_matcher import BYTES, ByteMatcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
-from tests.byte_matcher import BYTES, ByteMatcher
 
 NAMES = ["a", "b", "ab", "c d", "é"]
 STRINGS = ["", "a", "b", "ab", "aab", "é", 'q"\\', "x\ny"]

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
+from runtime.grammar.byte_matcher import BYTES, ByteMatcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from tests.byte_matcher import BYTES, ByteMatcher
 from tests.unit.runtime.grammar.json_schema.spelled import takes_value
 
 MADE = {name: make_backend(name, BYTES) for name in ("auto", "xgrammar")}

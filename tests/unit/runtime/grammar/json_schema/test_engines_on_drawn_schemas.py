@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.base import Matcher
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from tests.byte_matcher import BYTES
 from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.spelled import takes_value
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.base import first_completion
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.completion import PAUSE, search
 from runtime.grammar.json_schema.document import SchemaDocument
 from runtime.grammar.json_schema.examples import examples, shortest
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
-from tests.byte_matcher import BYTES
 from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.wild import Unjudged, Wild, oracle
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from runtime.grammar.byte_matcher import BYTES, ByteMatcher, byte_matcher
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 from runtime.protocol.sampling import SamplingParams
-from tests.byte_matcher import BYTES, ByteMatcher, byte_matcher
 
 DATE = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"],
         "additionalProperties": False}  # fmt: skip

@@ -15,7 +15,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.spelled import in_order, named_in
 

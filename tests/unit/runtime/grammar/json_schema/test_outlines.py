@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.json_schema.schema_regex import LEVELS, ORDER, UNNAMED
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
-from tests.byte_matcher import BYTES
 from tests.exploring import tries
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from tests.byte_matcher import BYTES
 
 BACKEND = make_backend("auto", BYTES, whitespace="compact")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from runtime.grammar.byte_matcher import byte_matcher
 from runtime.grammar.json_schema.shapes import MAX_IGNORED
 from runtime.protocol.errors import UnsupportedConstraint
-from tests.byte_matcher import byte_matcher
 
 
 def ignored(schema: Any) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.grammar.byte_matcher import BYTES, ByteMatcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from tests.byte_matcher import BYTES, ByteMatcher
 from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.spelled import is_offered, shortest, takes_value
 from tests.unit.runtime.grammar.json_schema.wild import FORMATS, Unjudged, Wild, oracle

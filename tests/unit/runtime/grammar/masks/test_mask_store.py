@@ -14,7 +14,7 @@ from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.masks.mask_store import MaskStore, vocabulary_digest
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 WORDS = Vocabulary((b"a", b"b", b"ab", b""), frozenset({3}), frozenset({3}))
 

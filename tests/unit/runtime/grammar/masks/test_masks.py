@@ -14,7 +14,7 @@ from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
 from runtime.grammar.masks.token_bits import Cache, TokenBits, mask_bytes
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 PATTERNS = [
     r"\d{4}-\d{2}-\d{2}",

@@ -17,7 +17,7 @@ from runtime.grammar.masks.native_walk import NativeWalk
 from runtime.grammar.masks.token_automaton import WIDE, TokenAutomaton, TokenSpace
 from runtime.grammar.masks.token_bits import TokenBits
 from runtime.grammar.masks.trie import TokenTrie
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 from tests.long.runtime.grammar.automata.test_repeats import patterns
 

@@ -12,9 +12,9 @@ from functools import cache
 import pytest
 
 from runtime.grammar.base import Matcher
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
-from runtime.protocol.sampling import Vocabulary
-from tests.byte_matcher import BYTES
+from runtime.protocol.vocabulary import Vocabulary
 from tests.unit.runtime.grammar import drawn
 from tests.unit.runtime.grammar.drawn import allowed
 from tests.unit.runtime.grammar.drawn_cases import PAIRS, Case, pair_id

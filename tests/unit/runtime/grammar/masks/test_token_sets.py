@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.grammar.masks.token_bits import SPARSE, TokenBits
 from runtime.grammar.tags.tag_space import TagSpace, Triggers
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 
 

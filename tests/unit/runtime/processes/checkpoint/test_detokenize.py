@@ -13,7 +13,7 @@ from runtime.processes.checkpoint.tokenizer import TextTable, Tokenizer
 from runtime.processes.pipeline.detokenizer import DetokenizerManager, IncrementalText
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import BatchTokenIDOutput, FinishReason, TextRequest, TokenOutput
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 BYTES = TextTable(Vocabulary(tuple(bytes([value]) for value in range(256))), {256: b"<end>"})

@@ -17,7 +17,7 @@ from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import EngineDead
 from runtime.protocol.io_struct import EmbeddingReqInput, GenerateReqInput, TokenOutput
 from runtime.protocol.model_info import ModelInfo
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.embedding_scheduler import EmbeddingLoop, EmbeddingScheduler, TextLimits
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler

@@ -24,7 +24,8 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
 
 BYTES = TextTable(Vocabulary(tuple(bytes([value]) for value in range(256))), {256: b"<end>"})

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 
 import pytest
 
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.manager import GrammarManager
 from runtime.processes.pipeline.deferred_verbs import Precompiles
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import MAX_PRECOMPILED, PrecompileReq
 from runtime.protocol.errors import BadRequest, UnsupportedConstraint
-from tests.byte_matcher import BYTES
 
 
 def regex(*specs: str) -> list[Constraint]:

@@ -36,7 +36,8 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.scheduler import Scheduler
 from tests.unit.runtime.scheduler.fake import HIDDEN, FakeRunner
 

@@ -14,7 +14,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.guided.masks import full, is_empty, without
 from tests.unit.runtime.scheduler.fake import START, draw, follow, logprob
 

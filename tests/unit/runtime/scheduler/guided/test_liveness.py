@@ -20,7 +20,8 @@ from runtime.grammar.completion import at_once
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.requests.components import Guide

@@ -18,7 +18,8 @@ from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.loop import Loop
 from runtime.scheduler.scheduler import Scheduler
 from tests.unit.runtime.scheduler.fake import FakeRunner

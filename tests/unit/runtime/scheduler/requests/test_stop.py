@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.io_struct import FinishReason
-from runtime.protocol.sampling import SamplingParams, Vocabulary
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, STOP, Seen, StopRule, search_of
 
 VOCABULARY = Vocabulary((b"<e>", b"a", b"b"), frozenset({0}), frozenset({0}))

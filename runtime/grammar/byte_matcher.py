@@ -10,7 +10,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint
-from runtime.protocol.sampling import Vocabulary
+from runtime.protocol.vocabulary import Vocabulary
 
 BYTES = Vocabulary(tuple(bytes([value]) for value in range(256)))
 """One token for each byte."""
