@@ -47,27 +47,30 @@ class Loop:
         self,
         session: Session,
         screen: Screen,
+        reader: Any = None,
         *,
         chat: bool,
         stays: bool,
         form: Mapping[str, Any] | None = None,
     ) -> None:
-        self._session, self._screen = session, screen
+        """reader: its read() gives the lines, if run() gets no function for them."""
+        self._session, self._screen, self._reader = session, screen, reader
         self._chat, self._stays = chat, stays
         # In a pipe, standard output contains only answers.
         self._notes = screen.console.file if stays or screen.console.is_terminal else sys.stderr
         options = "".join(f", {name}={value!r}" for name, value in (form or {}).items())
         self._answer = f'assistant(gen("answer"{options}))'
 
-    def run(self, read: Callable[[], str]) -> int:
+    def run(self, read: Callable[[], str] | None = None) -> int:
         """Read and run until `read` raises EOFError, or a command leaves. Returns the exit code. Ctrl-C stops
         what runs, or discards the line that is typed."""
+        source: Callable[[], str] = read or self._reader.read
         with interrupts.held():
             while True:
                 if self._stays:
                     print(file=self._notes)
                 try:
-                    typed = stoppable(read)
+                    typed = stoppable(source)
                 except EOFError:
                     if self._stays or sys.stdin.isatty():
                         print(file=self._notes)

@@ -93,9 +93,11 @@ class Session:
         defaults: Mapping[str, Any] | None = None,
         names: dict[str, Any] | None = None,
         folder: Path | None = None,
+        words: Mapping[str, Any] | None = None,
     ) -> None:
+        """words: the former name of `defaults`, for one release."""
         self.opening = opening
-        self.defaults = dict(defaults or {})
+        self.defaults = dict(defaults or words or {})
         self.names = {} if names is None else names
         self.folder = folder or Path()
         self.cells: list[Cell] = []
