@@ -1,7 +1,7 @@
 """Family: how one family of checkpoints differs, as data; and the table of known architectures.
 
 Torch-free, like every file that the table names. It does not know how weights are loaded or layers computed.
-To add a model: one file under runtime/models/ with a Family in it, and one line here.
+To add a model: a Family in a file under runtime/models/families, and one line here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Traits:
     """How a checkpoint's layers differ from the plain decoder, which is Llama's. Names tells where the norms
     are.
 
-    windows            per layer, how many tokens back attention sees, itself included; None = all
+    windows            per layer, how many tokens back attention sees, itself included; None = all; () = no
+                       layer has a window
     norm               rms; rms_plus_one: the weight is stored as its difference from 1; layer: LayerNorm
     norm_bias          the norms have biases too
     qk_norm            queries and keys are normalised before the rotary embedding
@@ -68,7 +69,7 @@ class Traits:
     further_layers     layers after the last one that predict further tokens; they are not loaded
     """
 
-    windows: tuple[int | None, ...]
+    windows: tuple[int | None, ...] = ()
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -181,8 +182,27 @@ class Family:
     vision: Callable[[Fields], VisionSpec] | None = None
 
 
-def full_attention(layers: int) -> tuple[int | None, ...]:
-    return (None,) * layers
+def biases(fields: Fields, name: str = "attention_bias", *, default: bool = False) -> dict[str, Any]:
+    """One field for the biases of the projections before and after attention."""
+    bias = fields.flag(name, default)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def one_window(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """sliding_window, the same in every layer; null or missing: none."""
+    return (fields.integer("sliding_window") if fields.has("sliding_window") else None,) * layers
+
+
+def unturned_layers(fields: Fields, layers: int, *, exactly: bool = False) -> tuple[str | None, ...]:
+    """Rope.kinds of a model in which some layers have no rotary embedding. In the field no_rope_layers, in
+    spite of its name, 1 stands for a layer with one. exactly: further entries are refused."""
+    turned = fields.ids("no_rope_layers")
+    if not turned:
+        every = fields.integer("no_rope_layer_interval", 4)
+        turned = tuple(int((layer + 1) % every != 0) for layer in range(layers))
+    if len(turned) < layers or (exactly and len(turned) > layers):
+        raise fields.fail(f"'no_rope_layers' has {len(turned)} entries for {layers} layers")
+    return tuple("" if one else None for one in turned[:layers])
 
 
 LAYER_TYPES = ("sliding_attention", "full_attention")
@@ -211,7 +231,7 @@ def layered_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """Qwen's fields: use_sliding_window, sliding_window and either layer_types or max_window_layers (layers
     from that one on are windowed)."""
     if not fields.flag("use_sliding_window", False):
-        return full_attention(layers)
+        return ()
     window = fields.integer("sliding_window")
     if fields.names("layer_types"):
         return windows_of(layer_types(fields, layers, layers), window)
@@ -222,43 +242,43 @@ def layered_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 ARCHITECTURES: Registry[Family] = Registry(
     "model",
     {
-        "CohereForCausalLM": "runtime.models.families.cohere:COHERE",
-        "Cohere2ForCausalLM": "runtime.models.families.cohere:COHERE2",
-        "Ernie4_5ForCausalLM": "runtime.models.families.llama:ERNIE",
-        "DeepseekV2ForCausalLM": "runtime.models.families.deepseek:DEEPSEEK_V2",
-        "DeepseekV3ForCausalLM": "runtime.models.families.deepseek:DEEPSEEK_V3",
-        "GPT2LMHeadModel": "runtime.models.families.gpt2:FAMILY",
-        "GPTNeoXForCausalLM": "runtime.models.families.gpt_neox:FAMILY",
-        "GemmaForCausalLM": "runtime.models.families.gemma:GEMMA",
-        "Gemma2ForCausalLM": "runtime.models.families.gemma:GEMMA2",
-        "Gemma3ForCausalLM": "runtime.models.families.gemma:GEMMA3",
-        "Gemma3ForConditionalGeneration": "runtime.models.families.gemma:GEMMA3_TEXT",
-        "GlmForCausalLM": "runtime.models.families.glm:GLM",
-        "Glm4ForCausalLM": "runtime.models.families.glm:GLM4",
-        "Glm4MoeForCausalLM": "runtime.models.families.glm:GLM4_MOE",
-        "GptOssForCausalLM": "runtime.models.families.gpt_oss:FAMILY",
-        "GraniteForCausalLM": "runtime.models.families.llama:GRANITE",
-        "LlamaForCausalLM": "runtime.models.families.llama:LLAMA",
-        "Llama4ForCausalLM": "runtime.models.families.llama4:FAMILY",
-        "Llama4ForConditionalGeneration": "runtime.models.families.llama4:WITH_TOWER",
-        "MinistralForCausalLM": "runtime.models.families.mistral:MINISTRAL",
-        "Ministral3ForCausalLM": "runtime.models.families.mistral:MINISTRAL3",
-        "MistralForCausalLM": "runtime.models.families.mistral:MISTRAL",
-        "Mistral3ForConditionalGeneration": "runtime.models.families.mistral:MISTRAL3_TEXT",
-        "MixtralForCausalLM": "runtime.models.families.mistral:MIXTRAL",
-        "Olmo2ForCausalLM": "runtime.models.families.olmo:OLMO2",
-        "Olmo3ForCausalLM": "runtime.models.families.olmo:OLMO3",
-        "OlmoeForCausalLM": "runtime.models.families.olmo:OLMOE",
-        "PhiForCausalLM": "runtime.models.families.phi:PHI",
-        "Phi3ForCausalLM": "runtime.models.families.phi:PHI3",
-        "Qwen2ForCausalLM": "runtime.models.families.qwen:QWEN2",
-        "Qwen2VLForConditionalGeneration": "runtime.models.families.qwen:QWEN2_VL",
-        "Qwen2_5_VLForConditionalGeneration": "runtime.models.families.qwen:QWEN2_5_VL",
-        "Qwen2MoeForCausalLM": "runtime.models.families.qwen:QWEN2_MOE",
-        "Qwen3ForCausalLM": "runtime.models.families.qwen:QWEN3",
-        "Qwen3MoeForCausalLM": "runtime.models.families.qwen:QWEN3_MOE",
-        "SeedOssForCausalLM": "runtime.models.families.llama:SEED_OSS",
-        "SmolLM3ForCausalLM": "runtime.models.families.smollm3:FAMILY",
-        "Starcoder2ForCausalLM": "runtime.models.families.starcoder2:FAMILY",
+        "CohereForCausalLM": "runtime.models.families.dense:COHERE",
+        "Cohere2ForCausalLM": "runtime.models.families.dense:COHERE2",
+        "Ernie4_5ForCausalLM": "runtime.models.families.dense:ERNIE",
+        "DeepseekV2ForCausalLM": "runtime.models.families.experts:DEEPSEEK_V2",
+        "DeepseekV3ForCausalLM": "runtime.models.families.experts:DEEPSEEK_V3",
+        "GPT2LMHeadModel": "runtime.models.families.dense:GPT2",
+        "GPTNeoXForCausalLM": "runtime.models.families.dense:GPT_NEOX",
+        "GemmaForCausalLM": "runtime.models.families.dense:GEMMA",
+        "Gemma2ForCausalLM": "runtime.models.families.dense:GEMMA2",
+        "Gemma3ForCausalLM": "runtime.models.families.dense:GEMMA3",
+        "Gemma3ForConditionalGeneration": "runtime.models.families.dense:GEMMA3_TEXT",
+        "GlmForCausalLM": "runtime.models.families.dense:GLM",
+        "Glm4ForCausalLM": "runtime.models.families.dense:GLM4",
+        "Glm4MoeForCausalLM": "runtime.models.families.experts:GLM4_MOE",
+        "GptOssForCausalLM": "runtime.models.families.experts:GPT_OSS",
+        "GraniteForCausalLM": "runtime.models.families.dense:GRANITE",
+        "LlamaForCausalLM": "runtime.models.families.dense:LLAMA",
+        "Llama4ForCausalLM": "runtime.models.families.experts:LLAMA4",
+        "Llama4ForConditionalGeneration": "runtime.models.families.experts:LLAMA4_WITH_TOWER",
+        "MinistralForCausalLM": "runtime.models.families.dense:MINISTRAL",
+        "Ministral3ForCausalLM": "runtime.models.families.dense:MINISTRAL3",
+        "MistralForCausalLM": "runtime.models.families.dense:MISTRAL",
+        "Mistral3ForConditionalGeneration": "runtime.models.families.dense:MISTRAL3_TEXT",
+        "MixtralForCausalLM": "runtime.models.families.experts:MIXTRAL",
+        "Olmo2ForCausalLM": "runtime.models.families.dense:OLMO2",
+        "Olmo3ForCausalLM": "runtime.models.families.dense:OLMO3",
+        "OlmoeForCausalLM": "runtime.models.families.experts:OLMOE",
+        "PhiForCausalLM": "runtime.models.families.dense:PHI",
+        "Phi3ForCausalLM": "runtime.models.families.dense:PHI3",
+        "Qwen2ForCausalLM": "runtime.models.families.dense:QWEN2",
+        "Qwen2VLForConditionalGeneration": "runtime.models.families.dense:QWEN2_VL",
+        "Qwen2_5_VLForConditionalGeneration": "runtime.models.families.dense:QWEN2_5_VL",
+        "Qwen2MoeForCausalLM": "runtime.models.families.experts:QWEN2_MOE",
+        "Qwen3ForCausalLM": "runtime.models.families.dense:QWEN3",
+        "Qwen3MoeForCausalLM": "runtime.models.families.experts:QWEN3_MOE",
+        "SeedOssForCausalLM": "runtime.models.families.dense:SEED_OSS",
+        "SmolLM3ForCausalLM": "runtime.models.families.dense:SMOLLM3",
+        "Starcoder2ForCausalLM": "runtime.models.families.dense:STARCODER2",
     },
 )

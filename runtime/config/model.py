@@ -190,6 +190,7 @@ def _spec(fields: Fields, generation: Fields, directory: Path) -> ModelSpec:
         raise fields.fail(f"'head_dim' must be even for a rotary embedding, got {head_dim}")
     positions = fields.integer("max_position_embeddings")
     traits = family.traits(fields, layers)
+    traits = replace(traits, windows=traits.windows or (None,) * layers)
     ropes = _Ropes(fields, family, head_dim, positions)
     rope, layer_ropes = ropes.of_layers(layers)
     if (latent := traits.latent) is not None:

@@ -7,7 +7,7 @@ token, and the token passes only through those with the highest scores (arXiv 17
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from runtime.config.fields import Fields
 
@@ -106,9 +106,19 @@ class ExpertNames:
     stack: StackNames | None = None
 
 
-def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
-    """None if no layer has experts. Raises ModelLoadError if the numbers are inconsistent."""
-    router, count = spec.router, spec.count
+def experts_of(
+    fields: Fields,
+    layers: tuple[bool, ...],
+    router: RouterSpec,
+    width: str = "moe_intermediate_size",
+    **other: Any,
+) -> ExpertsSpec | None:
+    """width: the field with the width of an expert. other: fields of ExpertsSpec. None if no layer has any.
+    Raises ModelLoadError if the numbers are inconsistent."""
+    # The name depends on the family and, in one family, on the file's author.
+    names = ("num_local_experts", "n_routed_experts")
+    count = fields.integer(next((name for name in names if fields.has(name)), "num_experts"))
+    spec = ExpertsSpec(layers, count, fields.integer(width), router, **other)
     if not spec.layer_count:
         return None
     if router.chosen > count:
@@ -124,12 +134,6 @@ def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
     if router.group_score == "two best" and each < 2:
         raise fields.fail(f"groups of {each} expert are too small: a group is scored by its two best experts")
     return spec
-
-
-def expert_count(fields: Fields) -> int:
-    """The field's name depends on the family and, in one family, on the file's author."""
-    name = next((one for one in ("num_local_experts", "n_routed_experts") if fields.has(one)), "num_experts")
-    return fields.integer(name)
 
 
 def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
@@ -175,11 +179,4 @@ def sigmoid_experts(fields: Fields, layers: int) -> ExpertsSpec | None:
         group_score="two best",
         correction=True,
     )
-    spec = ExpertsSpec(
-        layers_after(fields, layers),
-        count=expert_count(fields),
-        width=fields.integer("moe_intermediate_size"),
-        router=router,
-        shared_width=shared_width(fields),
-    )
-    return checked(fields, spec)
+    return experts_of(fields, layers_after(fields, layers), router, shared_width=shared_width(fields))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OWN = ("sglang_dsl", "runtime")
 STARTS = (
     "sglang_dsl.__main__", "sglang_dsl.console.demo", "sglang_dsl.backends.engine", "runtime.api",
-    "runtime.engine.follower", "runtime.engine.runner", "runtime.models.families.llama",
+    "runtime.engine.follower", "runtime.engine.runner", "runtime.models.families.dense",
     "runtime.attention.native_views",
 )  # fmt: skip
 """Command, program, backend, engine, and the process of the model with what it loads by name."""
