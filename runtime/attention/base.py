@@ -67,12 +67,7 @@ class Attention(ABC, Generic[P]):
     """windows: per layer, how many tokens back a query sees, itself included; None = all."""
 
     def __init__(
-        self,
-        shape: KVShape,
-        slots: int,
-        heads: int,
-        windows: Sequence[int | None],
-        scoring: Scoring = PLAIN,
+        self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None], scoring: Scoring = PLAIN
     ) -> None:
         if heads % shape.kv_heads:
             raise ValueError(f"{heads} query heads are not a multiple of {shape.kv_heads} key heads")

@@ -77,12 +77,7 @@ class NativeViews(TorchViews):
     is not a multiple of 16, or several threads that it cannot start."""
 
     def __init__(
-        self,
-        shape: KVShape,
-        slots: int,
-        heads: int,
-        windows: Sequence[int | None],
-        scoring: Scoring = PLAIN,
+        self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None], scoring: Scoring = PLAIN
     ) -> None:
         super().__init__(shape, slots, heads, windows, scoring)
         fits = shape.device.type == "cpu" and shape.dtype in TYPES and shape.head_dim % DIM_STEP == 0

@@ -64,12 +64,7 @@ class Level:
 
 class TorchViews(Attention[HeadMajorPool]):
     def __init__(
-        self,
-        shape: KVShape,
-        slots: int,
-        heads: int,
-        windows: Sequence[int | None],
-        scoring: Scoring = PLAIN,
+        self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None], scoring: Scoring = PLAIN
     ) -> None:
         super().__init__(shape, slots, heads, windows, scoring)
         self._product = self._choose_product()
@@ -234,14 +229,7 @@ class TorchViews(Attention[HeadMajorPool]):
         return out.permute(1, 0, 2, 3).reshape(tokens, -1)
 
     def _fill(
-        self,
-        layer: int,
-        q: Tensor,
-        new: Tensor,
-        parts: Iterable[Part],
-        out: Tensor,
-        lse: Tensor,
-        first: int,
+        self, layer: int, q: Tensor, new: Tensor, parts: Iterable[Part], out: Tensor, lse: Tensor, first: int
     ) -> None:
         """Write each part's results into out, lse [kv_heads, tokens - first, ...]."""
         for part in parts:

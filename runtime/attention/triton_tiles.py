@@ -66,12 +66,7 @@ class Capacity(NamedTuple):
 
 class TritonTiles(Attention[LayerMajorPool]):
     def __init__(
-        self,
-        shape: KVShape,
-        slots: int,
-        heads: int,
-        windows: Sequence[int | None],
-        scoring: Scoring = PLAIN,
+        self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None], scoring: Scoring = PLAIN
     ) -> None:
         super().__init__(shape, slots, heads, windows, scoring)
         device = shape.device

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from runtime.kernels.native.products import FEW_ROWS, product_of
 from runtime.kernels.table import kernel
-from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.linear import Linear, LinearMethod, Parts
 from runtime.layers.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -152,13 +152,7 @@ class Dense(LinearMethod):
         self._timed: list[DenseLinear] = []
 
     def load(
-        self,
-        weights: Weights,
-        parts: Sequence[Projection],
-        inputs: int,
-        *,
-        bias: bool,
-        local: range | None = None,
+        self, weights: Weights, parts: Parts, inputs: int, *, bias: bool, local: range | None = None
     ) -> DenseLinear:
         return self.of(*read(weights, parts, inputs, bias=bias, local=local))
 
@@ -187,7 +181,7 @@ class Dense(LinearMethod):
 
 
 def read(
-    weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool, local: range | None = None
+    weights: Weights, parts: Parts, inputs: int, *, bias: bool, local: range | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Read the projections of LinearMethod.load() as one matrix [outputs, inputs] and its bias [outputs].
     Raises ModelLoadError."""

@@ -12,7 +12,6 @@ Either keeps weights in a layout of its own, one byte each.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from runtime.kernels.native.library import TYPES
 from runtime.kernels.native.products import FEW_ROWS, Product, product_of
 from runtime.layers.dense import read
-from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.linear import Linear, LinearMethod, Parts
 from runtime.layers.weights import Weights
 from runtime.protocol.errors import ModelLoadError
 
@@ -106,13 +105,7 @@ class Int8(LinearMethod):
             )
 
     def load(
-        self,
-        weights: Weights,
-        parts: Sequence[Projection],
-        inputs: int,
-        *,
-        bias: bool,
-        local: range | None = None,
+        self, weights: Weights, parts: Parts, inputs: int, *, bias: bool, local: range | None = None
     ) -> Int8Linear:
         return self.of(*read(weights, parts, inputs, bias=bias, local=local))
 

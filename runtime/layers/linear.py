@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -45,18 +45,15 @@ class Projection(NamedTuple):
         return self.outputs if self.local is None else len(self.local)
 
 
+Parts: TypeAlias = Sequence[Projection]
+
+
 class LinearMethod(ABC):
     """Loads all matrices of a model, which asks for them in the order in which a pass uses them."""
 
     @abstractmethod
     def load(
-        self,
-        weights: Weights,
-        parts: Sequence[Projection],
-        inputs: int,
-        *,
-        bias: bool,
-        local: range | None = None,
+        self, weights: Weights, parts: Parts, inputs: int, *, bias: bool, local: range | None = None
     ) -> Linear:
         """Projections of the same input as one Linear. local: the inputs that it gets; None: all. Raises
         ModelLoadError."""

@@ -3,14 +3,14 @@ numbers, or as MXFP4 codes that are dequantised on reading."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runtime.config.parts.experts import StackNames
-from runtime.layers.weights import LOADABLE, Weights
+from runtime.layers.weights import LOADABLE, Part, Shape, Types, Weights
 from runtime.protocol.errors import ModelLoadError
 
 Which = Literal["gate", "up", "down"]
@@ -62,12 +62,7 @@ class StackedExperts(Weights):
         self._weights.skip(*names)
 
     def take(
-        self,
-        name: str,
-        shape: Sequence[int],
-        rows: range | None = None,
-        columns: range | None = None,
-        types: Sequence[torch.dtype] = LOADABLE,
+        self, name: str, shape: Shape, rows: Part = None, columns: Part = None, types: Types = LOADABLE
     ) -> Tensor:
         projection, _, kind = name.rpartition(".")
         matrix = self._matrices.get(projection)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,10 @@ from runtime.protocol.errors import ModelLoadError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LOADABLE = (torch.float32, torch.bfloat16, torch.float16)
 SHOW_PROGRESS_FROM = 1 << 30  # bytes of weights
+Shape: TypeAlias = Sequence[int]
+Part: TypeAlias = range | None
+"""Rows or columns to read; None: all."""
+Types: TypeAlias = Sequence[torch.dtype]
 
 
 class Checkpoint:
@@ -141,12 +145,7 @@ class Checkpoint:
         self._taken.add(name)
 
     def take(
-        self,
-        name: str,
-        shape: Sequence[int],
-        rows: range | None = None,
-        columns: range | None = None,
-        types: Sequence[torch.dtype] = LOADABLE,
+        self, name: str, shape: Shape, rows: Part = None, columns: Part = None, types: Types = LOADABLE
     ) -> Tensor:
         """The tensor `name`, on the CPU, in the checkpoint's dtype. `rows`, `columns`: read only these (None:
         all). Raises ModelLoadError if it is missing or unreadable, or its shape is not `shape`, or its dtype
@@ -157,22 +156,15 @@ class Checkpoint:
         return self._read(name, shape, tuple(map(_slice, parts)), types)
 
     def entry(
-        self,
-        name: str,
-        shape: Sequence[int],
-        entry: int,
-        rows: range | None = None,
-        columns: range | None = None,
-        types: Sequence[torch.dtype] = LOADABLE,
-    ) -> Tensor:
+        self, name: str, shape: Shape, entry: int, rows: Part = None, columns: Part = None,
+        types: Types = LOADABLE,
+    ) -> Tensor:  # fmt: skip
         """One entry of the first dimension of the tensor `name`, whose shape is `shape`, as with take():
         [rows, columns, all of further dimensions]."""
         parts = tuple(_slice(part) for part in (rows, columns))[: len(shape) - 1]
         return self._read(name, shape, (slice(entry, entry + 1), *parts), types)[0]
 
-    def _read(
-        self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
-    ) -> Tensor:
+    def _read(self, name: str, shape: Shape, part: tuple[slice, ...] | None, types: Types) -> Tensor:
         """part: a slice per dimension; None: everything."""
         file, path = self._file_of.get(name), self.path_of(name)
         if file is None:
@@ -230,9 +222,7 @@ class RandomWeights(Checkpoint):
             hint="leave load_format='dummy' out",
         )
 
-    def _read(
-        self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
-    ) -> Tensor:
+    def _read(self, name: str, shape: Shape, part: tuple[slice, ...] | None, types: Types) -> Tensor:
         """The weights of norms are around 1. Raises ModelLoadError if `types` are quantised."""
         if torch.float32 not in types:
             raise ModelLoadError(
@@ -271,12 +261,7 @@ class Weights:
         return self._named(name) in self.checkpoint
 
     def take(
-        self,
-        name: str,
-        shape: Sequence[int],
-        rows: range | None = None,
-        columns: range | None = None,
-        types: Sequence[torch.dtype] = LOADABLE,
+        self, name: str, shape: Shape, rows: Part = None, columns: Part = None, types: Types = LOADABLE
     ) -> Tensor:
         """The tensor in its stored dtype: see Checkpoint.take."""
         if name.endswith(self._transposed):
@@ -297,18 +282,13 @@ class Weights:
             self.checkpoint.skip(self._named(name))
 
     def entry(
-        self,
-        name: str,
-        shape: Sequence[int],
-        entry: int,
-        rows: range | None = None,
-        columns: range | None = None,
-        types: Sequence[torch.dtype] = LOADABLE,
-    ) -> Tensor:
+        self, name: str, shape: Shape, entry: int, rows: Part = None, columns: Part = None,
+        types: Types = LOADABLE,
+    ) -> Tensor:  # fmt: skip
         """In its stored dtype: see Checkpoint.entry."""
         return self.checkpoint.entry(self._named(name), shape, entry, rows, columns, types)
 
-    def tensor(self, name: str, shape: Sequence[int], rows: range | None = None) -> Tensor:
+    def tensor(self, name: str, shape: Shape, rows: Part = None) -> Tensor:
         """A copy in `dtype` on `device`. Raises ModelLoadError as take() does."""
         return self.take(name, shape, rows).to(self.device, self.dtype, copy=True)
 

@@ -256,8 +256,7 @@ class ServerConfig(HttpOptions):
         at_least=0,
     )
     restart: bool = option(
-        False,
-        "restart the processes when one dies, instead of exiting. HTTP workers are always replaced",
+        False, "restart the processes when one dies, instead of exiting. HTTP workers are always replaced"
     )
     heartbeat_timeout_s: float = option(
         20.0,

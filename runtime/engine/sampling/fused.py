@@ -66,11 +66,7 @@ class FusedSampler(Sampler):
         ]
 
     def _drawn(
-        self,
-        scores: Tensor,
-        rows: Sequence[Row],
-        keys: Sequence[int],
-        masks: Mapping[int, TokenMask],
+        self, scores: Tensor, rows: Sequence[Row], keys: Sequence[int], masks: Mapping[int, TokenMask]
     ) -> Tensor:
         """[rows] int32: columns of the scores, -1 if none is allowed, -2 if some are not finite."""
         params = [row.sampling for row in rows]

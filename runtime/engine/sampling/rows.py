@@ -133,11 +133,7 @@ class RowSampler:
         return [results[index] for index in range(len(rows))]
 
     def _from_lists(
-        self,
-        last: Tensor,
-        rows: Sequence[Row],
-        lists: Sequence[npt.NDArray[np.int64]],
-        keys: Sequence[int],
+        self, last: Tensor, rows: Sequence[Row], lists: Sequence[npt.NDArray[np.int64]], keys: Sequence[int]
     ) -> list[Sampled]:
         """Sample from only the logits of `lists`; rows with the same list share a product."""
         healthy = finite(last).tolist()

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.layers.dense import size_of
-from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.linear import Linear, LinearMethod, Parts, Projection
 from runtime.layers.weights import Weights
 from runtime.protocol.errors import InternalFault
 
@@ -213,13 +213,7 @@ class Adapted(LinearMethod):
         self.linears: list[AdaptedLinear] = []
 
     def load(
-        self,
-        weights: Weights,
-        parts: Sequence[Projection],
-        inputs: int,
-        *,
-        bias: bool,
-        local: range | None = None,
+        self, weights: Weights, parts: Parts, inputs: int, *, bias: bool, local: range | None = None
     ) -> Linear:
         linear = self._method.load(weights, parts, inputs, bias=bias, local=local)
         if any(part.name in self._without for part in parts):

@@ -189,13 +189,7 @@ def unpacked(packed: Tensor, bits: int) -> Tensor:
 
 
 def _integers(
-    codes: Tensor,
-    scale: Tensor,
-    zeros: Tensor | int,
-    group: int,
-    bits: int,
-    index: Tensor | None,
-    path: str,
+    codes: Tensor, scale: Tensor, zeros: Tensor | int, group: int, bits: int, index: Tensor | None, path: str
 ) -> Codes:
     """codes uint8 [outputs, inputs]; zeros: the code of zero, a number or [outputs, groups]; index [inputs]:
     the group of each input."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.kernels.table import kernel
 from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8
-from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.linear import Linear, LinearMethod, Parts, Projection
 from runtime.layers.quantised.codes import Codes, stacked
 from runtime.layers.quantised.formats import Format
 from runtime.layers.weights import Weights
@@ -101,13 +101,7 @@ class Quantised(LinearMethod):
         self._format, self._other, self._plain, self._expand = format, other, plain, expand
 
     def load(
-        self,
-        weights: Weights,
-        parts: Sequence[Projection],
-        inputs: int,
-        *,
-        bias: bool,
-        local: range | None = None,
+        self, weights: Weights, parts: Parts, inputs: int, *, bias: bool, local: range | None = None
     ) -> Linear:
         in_codes = [part.name not in self._plain and self._format.holds(weights, part.name) for part in parts]
         if not any(in_codes):

@@ -28,9 +28,7 @@ BERT = EncoderFamily(
     names=EncoderNames(ignored=(*_BERT_BUFFERS, *_PRETRAINING, "pooler.dense.weight", "pooler.dense.bias")),
 )
 BERT_CLASSIFIER = EncoderFamily(
-    prefix="bert.",
-    names=EncoderNames(ignored=_BERT_BUFFERS),
-    head=Head("pooler.dense", "classifier"),
+    prefix="bert.", names=EncoderNames(ignored=_BERT_BUFFERS), head=Head("pooler.dense", "classifier")
 )
 
 

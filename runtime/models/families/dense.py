@@ -2,8 +2,8 @@
 
 Cohere        Command R and R+, Command R7B and A (Cohere 2): attention and feed-forward in parallel after one
               LayerNorm. Cohere 2 has a rotary embedding in the windowed layers only
-Gemma         norms around zero, a scaled embedding. Gemma 2 (arXiv 2408.00118): softcaps, windows, norms after
-              each half of a layer. Gemma 3 (arXiv 2503.19786): another rotary embedding in windowed layers
+Gemma         norms around zero, a scaled embedding. Gemma 2 (arXiv 2408.00118): softcaps, windows, norms
+              after each half of a layer. Gemma 3 (2503.19786): another rotary embedding in windowed layers
 GLM           GLM-4 and GLM-4-0414 (Glm4): half of each head is rotated
 GPT-2         learned positions, matrices stored as [inputs, outputs]
 GPT-NeoX      and Pythia: attention and feed-forward in parallel, one matrix of queries, keys and values
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from runtime.config.family import (
     Family,
@@ -136,7 +137,7 @@ GEMMA2 = replace(
 )
 _GEMMA3_ROPE = Rope(theta=1e6, kinds=_gemma3_kinds, local=("rope_local_base_freq", 10000.0))
 GEMMA3 = replace(GEMMA2, traits=_gemma3, rope=_GEMMA3_ROPE)
-_TOWER = {"prefix": "language_model.", "beside": ("vision_tower.", "multi_modal_projector.")}
+_TOWER: dict[str, Any] = {"prefix": "language_model.", "beside": ("vision_tower.", "multi_modal_projector.")}
 # Published with a vision tower, and with configurations that omit common values.
 GEMMA3_TEXT = replace(
     GEMMA3,
@@ -157,9 +158,7 @@ def _glm(fields: Fields, layers: int) -> Traits:
 
 _GATE_UP = _LAYER + "mlp.gate_up_proj"
 GLM = Family(
-    _glm,
-    Names(gate=_GATE_UP, up=_GATE_UP),
-    rope=Rope(theta=10000.0, partial=0.5, pairs="neighbours"),
+    _glm, Names(gate=_GATE_UP, up=_GATE_UP), rope=Rope(theta=10000.0, partial=0.5, pairs="neighbours")
 )
 GLM4 = replace(
     GLM,
@@ -323,8 +322,7 @@ def _ministral3(fields: Fields, layers: int) -> Traits:
     rope, growth = fields.child("rope_parameters"), None
     if rope.has("llama_4_scaling_beta"):
         growth = QueryGrowth(
-            beta=rope.number("llama_4_scaling_beta"),
-            every=rope.integer("original_max_position_embeddings"),
+            beta=rope.number("llama_4_scaling_beta"), every=rope.integer("original_max_position_embeddings")
         )
     return Traits(windows=one_window(fields, layers), query_growth=growth)
 

@@ -191,9 +191,7 @@ LLAMA4 = Family(
 # As published, with a vision tower.
 _LLAMA4_BESIDE = ("vision_model.", "multi_modal_projector.")
 LLAMA4_WITH_TOWER = replace(
-    LLAMA4,
-    names=replace(LLAMA4.names, prefix="language_model.", beside=_LLAMA4_BESIDE),
-    text="text_config",
+    LLAMA4, names=replace(LLAMA4.names, prefix="language_model.", beside=_LLAMA4_BESIDE), text="text_config"
 )
 
 # -- Mixtral, OLMoE and Qwen ---------------------------------------------------------------------------------

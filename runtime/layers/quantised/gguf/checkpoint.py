@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from runtime.config.gguf.header import TensorInfo, read_header
 from runtime.layers.quantised.codes import Codes
 from runtime.layers.quantised.formats import Format
 from runtime.layers.quantised.gguf.blocks import TYPES, codes_of
-from runtime.layers.weights import LOADABLE, Checkpoint, Weights
+from runtime.layers.weights import LOADABLE, Checkpoint, Part, Shape, Types, Weights
 from runtime.protocol.errors import ModelLoadError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -69,7 +68,7 @@ class GGUFCheckpoint(Checkpoint):
         """Whether the tensor exists and is quantised."""
         return name in self._infos and self._infos[name].kind.name in TYPES
 
-    def codes(self, name: str, shape: Sequence[int], rows: range | None = None) -> Codes:
+    def codes(self, name: str, shape: Shape, rows: Part = None) -> Codes:
         """The quantised matrix, or some of its rows. Raises ModelLoadError."""
         info = self._checked(name, shape)
         order = self._order(name, shape[0])
@@ -81,12 +80,7 @@ class GGUFCheckpoint(Checkpoint):
         return codes_of(info.kind.name, data)
 
     def take(
-        self,
-        name: str,
-        shape: Sequence[int],
-        rows: range | None = None,
-        columns: range | None = None,
-        types: Sequence[torch.dtype] = LOADABLE,
+        self, name: str, shape: Shape, rows: Part = None, columns: Part = None, types: Types = LOADABLE
     ) -> Tensor:
         if self.quantised(name):
             numbers = self.codes(name, shape, rows).dense()
@@ -107,7 +101,7 @@ class GGUFCheckpoint(Checkpoint):
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         return self._infos[name]
 
-    def _checked(self, name: str, shape: Sequence[int]) -> TensorInfo:
+    def _checked(self, name: str, shape: Shape) -> TensorInfo:
         info = self._info(name)
         if info.shape != tuple(shape):
             raise ModelLoadError(
