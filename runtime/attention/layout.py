@@ -1,9 +1,7 @@
-"""Layout: which queries see which runs of slots in one pass, in as few and as large pieces as the plan
-allows.
+"""Layout: which queries see which runs of slots in one pass, in few and large pieces.
 
-Plain ints; no tensors. In a piece all queries see all keys (Full), or each query of a row's new tokens sees
-those before it (Causal), or a band (Band), or several short rows are computed together (Bundle). Every new
-token is in at least one piece; its results over all its pieces are merged by log-sum-exp.
+Plain ints; no tensors. A piece is a row's own part (Member), a block of its queries under a window (Band), or
+runs that several rows share (Full). A token's results over all its pieces are merged by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -38,9 +36,6 @@ def cut_runs(runs: Iterable[Run], first: int, last: int) -> tuple[Run, ...]:
     return tuple(cut)
 
 
-BUNDLE_KEYS = 128  # rows with at most this many keys of their own are copied together; longer ones are views
-BUNDLE_QUERIES = 16
-SHORTEST_BUCKET = 32
 BAND_QUERIES = 256
 
 
@@ -58,12 +53,6 @@ class Full(NamedTuple):
     runs: tuple[Run, ...]
 
 
-class Causal(NamedTuple):
-    """The tokens of `span`, one row's new tokens, see one another causally."""
-
-    span: Span
-
-
 class Band(NamedTuple):
     """The tokens of `span` see the keys in `runs` that are not later than themselves and less than `window`
     back. The first key is `lead` positions before the first token."""
@@ -75,26 +64,11 @@ class Band(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One row of a bundle: its tokens see `past` keys, and one another causally; `runs` hold both."""
+    """One row: its tokens see `past` keys, and one another causally; `runs` hold both."""
 
     span: Span
     runs: tuple[Run, ...]
     past: int
-
-
-class Bundle(NamedTuple):
-    members: tuple[Member, ...]
-
-
-Piece = Full | Causal | Band | Bundle
-
-
-def spans_of(plan: StepPlan) -> list[Span]:
-    spans, first = [], 0
-    for row in plan.rows:
-        spans.append(Span(first, len(row.tokens)))
-        first += len(row.tokens)
-    return spans
 
 
 class Split(NamedTuple):
@@ -106,20 +80,14 @@ class Split(NamedTuple):
     shared: list[Full]
 
 
-def layout(plan: StepPlan, window: int | None) -> list[Piece]:
-    """The pieces of one pass under `window` (None = no window). The rows' own pieces come first and cover
-    every token; then the shared ones, those of the most rows first. The spans of a piece belong to different
-    rows."""
-    bands, members, shared = split(plan, window)
-    return [*bands, *_row_pieces(members), *shared]
-
-
 def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
-    """worth: shared runs are separate only if that saves at least this many key reads, over all rows."""
-    spans = spans_of(plan)
-    by_row: dict[int, list[Run]] = {
-        index: [] for index in range(len(spans))
-    }  # runs of earlier tokens, by row
+    """window: None = no window. worth: shared runs are separate only if that saves at least this many key
+    reads, over all rows."""
+    spans, first = [], 0
+    for row in plan.rows:
+        spans.append(Span(first, len(row.tokens)))
+        first += len(row.tokens)
+    by_row: dict[int, list[Run]] = {index: [] for index in range(len(spans))}  # of earlier tokens
     bands: list[Band] = []
     if window is not None:
         for index, row in enumerate(plan.rows):
@@ -127,7 +95,7 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
                 bands += _bands(plan, index, spans[index], window)
                 del by_row[index]
     shared: dict[tuple[int, ...], list[Run]] = {}
-    for segment in sorted(plan.segments, key=_position):
+    for segment in sorted(plan.segments, key=lambda segment: segment.position):
         seen = [(segment.rows, segment.runs)] if window is None else _visible(plan, segment, window, by_row)
         for rows, runs in seen:
             if len(rows) == 1:
@@ -147,10 +115,6 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
         for rows in sorted(shared, key=len, reverse=True)
     ]
     return Split(bands, members, fulls)
-
-
-def _position(segment: Segment) -> int:
-    return segment.position
 
 
 def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:
@@ -185,29 +149,3 @@ def _bands(plan: StepPlan, index: int, span: Span, window: int) -> Iterator[Band
         first = max(0, position - window + 1)
         visible = cut_runs(runs, first, position + count)
         yield Band(Span(span.first + start, count), visible, position - first, window)
-
-
-def _row_pieces(members: Iterable[Member]) -> Iterator[Piece]:
-    buckets: dict[tuple[bool, int], list[Member]] = {}
-    for member in members:
-        size = member.span.size
-        keys = member.past + size
-        if keys <= BUNDLE_KEYS and size <= BUNDLE_QUERIES:
-            bucket = max(SHORTEST_BUCKET, 1 << (keys - 1).bit_length())
-            buckets.setdefault((size == 1, bucket), []).append(member)
-        else:
-            yield from _alone(member)
-    for together in buckets.values():
-        if len(together) == 1:
-            yield from _alone(together[0])
-        else:
-            yield Bundle(tuple(together))
-
-
-def _alone(member: Member) -> Iterator[Piece]:
-    if member.span.size == 1:
-        yield Full((member.span,), member.runs)
-        return
-    if member.past:
-        yield Full((member.span,), cut_runs(member.runs, 0, member.past))
-    yield Causal(member.span)

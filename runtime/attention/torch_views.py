@@ -2,8 +2,8 @@
 on CPUs.
 
 A run of slots shared by many rows is read once, by one product for all of them (cascade attention), and is
-never copied: on CPUs a gather costs three to twelve times the product. The short own parts of rows are copied
-into a padded buffer and computed together. Parts are merged by log-sum-exp.
+never copied: on CPUs a gather costs three to twelve times the product. Only the short contexts of rows that
+decode are copied, padded, and computed together. Parts are merged by log-sum-exp.
 
 On CPUs everything is computed in float32, whatever the pool's dtype. torch's product rounds its weights to
 the dtype of its inputs, relative to their part; so a token's result would depend on how its context is
@@ -15,51 +15,35 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from runtime.attention.base import PLAIN, Attention, AttentionStep, Scoring
 from runtime.attention.float8 import TYPES, rounded, widened
-from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, join, layout
+from runtime.attention.layout import Band, Member, Span, cut_runs, split
 from runtime.attention.pool import HeadMajorPool, KVShape, slots_of
 from runtime.plan import Run, StepPlan
 
+BUNDLE_KEYS = 128  # decoding rows with at most this many keys of their own are computed together
 SHORT_RUN = 64  # adjacent runs shorter than this are gathered into one part
-GATHER_AT_MOST = 4096  # tokens of one gathered part: limits the scratch buffer
+GATHER_AT_MOST = 4096  # tokens of one gathered part
 SCORES_AT_MOST = 1 << 25  # elements of the score matrix of one product
 
 Index: TypeAlias = slice | Tensor  # of tokens, or of slots
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """One product: `queries` (indices of new tokens) against `keys` (slots of the pool; None = the new
-    tokens' own, from qkv). `batch` rows of equal shape are concatenated in both. `mask` [batch or 1, 1,
-    queries, keys] is added to the scores. `kept`: the results that count (None = all); `into`: where they are
-    written."""
+class Part(NamedTuple):
+    """One product: `queries` (indices of new tokens) against `keys` (slots of the pool; None: causally
+    against the same tokens' own keys). `batch` rows of equal shape are concatenated in both. `mask` [batch or
+    1, 1, queries, keys] is added to the scores."""
 
     queries: Index
-    keys: Index | None
+    keys: Index | None = None
     batch: int = 1
-    causal: bool = False
     mask: Tensor | None = None
-    kept: Tensor | None = None
-    into: Index | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """Parts that share no new token. `first`, `last`: the range of tokens that contains them; `whole`:
-    whether they cover it."""
-
-    parts: tuple[Part, ...]
-    first: int
-    last: int
-    whole: bool
 
 
 class TorchViews(Attention[HeadMajorPool]):
@@ -68,7 +52,6 @@ class TorchViews(Attention[HeadMajorPool]):
     ) -> None:
         super().__init__(shape, slots, heads, windows, scoring)
         self._product = self._choose_product()
-        self._scratch = self.pool.data.new_empty(0)
         self._exact = _computed_in(shape)
 
     def make_pool(self, shape: KVShape, slots: int) -> HeadMajorPool:
@@ -83,7 +66,7 @@ class TorchViews(Attention[HeadMajorPool]):
         return functools.partial(_plain, self.scale, self.softcap)
 
     def begin(self, plan: StepPlan) -> AttentionStep:
-        levels = {window: self._levels(layout(plan, window)) for window in dict.fromkeys(self.windows)}
+        parts = {window: self._parts(plan, window) for window in dict.fromkeys(self.windows)}
         new_index = self.pool.index_of(run for row in plan.rows for run in row.slots)
         pool, heads, exact = self.pool, self.heads, self._exact
         shape = (plan.token_count, pool.kv_heads, self.group, pool.head_dim)
@@ -91,198 +74,114 @@ class TorchViews(Attention[HeadMajorPool]):
         def attend(layer: int, qkv: Tensor) -> Tensor:
             qkv = qkv.contiguous()
             pool.write(layer, new_index, qkv[:, heads:])
-            queries = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
+            q = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
             # Rounded to the pool's dtype, so that results do not depend on which keys are new in this pass.
             new = widened(rounded(qkv[:, heads:], pool.kv.dtype), exact)
-            merged = self._merged(layer, queries, new, levels[self.windows[layer]])
-            return merged.to(qkv.dtype)
+            out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf, dtype=torch.float32)
+            for part in parts[self.windows[layer]]:
+                _merge(out, lse, part.queries, *self._attend(layer, q, new, part))
+            if self.sinks:  # the sink's weight is missing from the sum; its value is zero
+                sink = self.sinks[layer].view(pool.kv_heads, 1, self.group)
+                out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
+            return out.transpose(0, 1).reshape(len(qkv), -1).to(qkv.dtype)
 
         return attend
 
-    # -- once per pass
-    # -------------------------------------------------------------------------------------------
+    # -- once per pass ---------------------------------------------------------------------------------------
 
-    def _levels(self, pieces: Iterable[Piece]) -> list[Level]:
-        """Each row's first part in level 0, its second in level 1, and so on. Own pieces come first, so that
-        level 0 covers every token."""
-        height: dict[int, int] = {}  # of a row or band, by its first token
-        parts: list[list[Part]] = []
-        reach: list[list[Span]] = []
-        for piece in pieces:
-            for part, spans in self._parts(piece):
-                level = max(height.get(span.first, 0) for span in spans)
-                height.update((span.first, level + 1) for span in spans)
-                if level == len(parts):
-                    parts.append([])
-                    reach.append([])
-                parts[level].append(part)
-                reach[level] += spans
-        return [_level(mine, spans) for mine, spans in zip(parts, reach)]
+    def _parts(self, plan: StepPlan, window: int | None) -> list[Part]:
+        bands, members, shared = split(plan, window)
+        parts = [self._band(band) for band in bands]
+        short = []
+        for member in members:
+            if member.span.size == 1 and member.past < BUNDLE_KEYS:
+                short.append(member)
+            elif member.span.size == 1:
+                parts += self._full((member.span,), member.runs)
+            else:
+                parts += self._full((member.span,), cut_runs(member.runs, 0, member.past))
+                parts.append(Part(self._tokens((member.span,))))
+        if short:
+            parts.append(self._bundle(short))
+        for full in shared:
+            parts += self._full(full.spans, full.runs)
+        return parts
 
-    def _parts(self, piece: Piece) -> Iterable[tuple[Part, tuple[Span, ...]]]:
-        match piece:
-            case Full(spans, runs):
-                queries = self._tokens(spans)
-                return [(Part(queries, keys), spans) for keys in self._keys(runs)]
-            case Causal(span):
-                return [(Part(self._tokens((span,)), None, causal=True), (span,))]
-            case Band():
-                return [(self._band(piece), (piece.span,))]
-            case Bundle():
-                return [(self._bundle(piece), tuple(member.span for member in piece.members))]
-
-    def _tokens(self, spans: Sequence[Span]) -> Index:
+    def _tokens(self, spans: Iterable[Span]) -> Index:
         return self.pool.index_of(Run(*span) for span in spans)
 
-    def _keys(self, runs: Iterable[Run]) -> list[Index]:
+    def _full(self, spans: Sequence[Span], runs: Sequence[Run]) -> list[Part]:
         """Views of long runs; adjacent short runs are gathered."""
-        indices: list[Index] = []
+        queries = self._tokens(spans)
+        parts: list[Part] = []
         short: list[Run] = []
         gathered = 0
         for run in (*runs, None):
             if short and (run is None or run.length >= SHORT_RUN or gathered + run.length > GATHER_AT_MOST):
-                indices.append(self.pool.index_of(short))
+                parts.append(Part(queries, self.pool.index_of(short)))
                 short, gathered = [], 0
-            if run is None:
-                break
-            if run.length >= SHORT_RUN:
-                indices.append(slice(run.start, run.start + run.length))
-            else:
+            if run is not None and run.length >= SHORT_RUN:
+                parts.append(Part(queries, slice(run.start, run.start + run.length)))
+            elif run is not None:
                 short.append(run)
                 gathered += run.length
-        return indices
+        return parts
 
     def _band(self, band: Band) -> Part:
-        keys = self.pool.index_of(band.runs)
         of = torch.arange(sum(run.length for run in band.runs), device=self.pool.device)
         at = torch.arange(band.span.size, device=self.pool.device)[:, None] + band.lead
-        return Part(
-            self._tokens((band.span,)), keys, mask=self._mask((of <= at) & (of > at - band.window))[None]
-        )
+        mask = self._mask((of <= at) & (of > at - band.window))[None]
+        return Part(self._tokens((band.span,)), self.pool.index_of(band.runs), mask=mask)
 
-    def _bundle(self, bundle: Bundle) -> Part:
-        members, device = bundle.members, self.pool.device
-        rows = len(members)
-        spans = [member.span for member in members]
-        counts = torch.tensor([span.size for span in spans], device=device)
-        past = torch.tensor([member.past for member in members], device=device)
-        most, widest = int(counts.max()), int((past + counts).max())
-        # Queries and keys of shorter rows are padded by repetition; the mask hides such keys, `kept` drops
-        # such queries.
-        query = torch.arange(most, device=device).expand(rows, most)
-        real = query < counts[:, None]
-        query = query.minimum(counts[:, None] - 1)
-        tokens = query + torch.tensor([span.first for span in spans], device=device)[:, None]
-        seen = torch.arange(widest, device=device) <= (past[:, None] + query)[:, :, None]
-        queries: Index = tokens.flatten()
-        kept: Tensor | None = None
-        into: Index = queries
-        if bool(real.all()):
-            joined = join(Run(*span) for span in spans)
-            if len(joined) == 1:
-                queries = into = slice(joined[0].start, joined[0].start + joined[0].length)
-        else:
-            kept = real.flatten().nonzero().flatten()
-            into = tokens.flatten()[kept]
-        keys = self._padded(
-            members_runs=[member.runs for member in members], lengths=past + counts, width=widest
-        )
-        return Part(queries, keys, batch=rows, mask=self._mask(seen), kept=kept, into=into)
-
-    def _padded(self, members_runs: Sequence[Sequence[Run]], lengths: Tensor, width: int) -> Tensor:
-        """Slots of each member's runs, with the last one repeated up to `width`: [members * width]."""
-        flat = slots_of([run for runs in members_runs for run in runs], self.pool.device)
-        column = torch.arange(width, device=self.pool.device).minimum(lengths[:, None] - 1)
-        return flat[(column + (lengths.cumsum(0) - lengths)[:, None]).flatten()]
+    def _bundle(self, members: Sequence[Member]) -> Part:
+        """Rows of one token. Keys of shorter rows are padded with their last one, which the mask hides."""
+        device = self.pool.device
+        lengths = torch.tensor([member.past + 1 for member in members], device=device)
+        flat = slots_of([run for member in members for run in member.runs], device)
+        column = torch.arange(int(lengths.max()), device=device)
+        index = column.minimum(lengths[:, None] - 1) + (lengths.cumsum(0) - lengths)[:, None]
+        mask = self._mask((column < lengths[:, None])[:, None])
+        queries = self._tokens(member.span for member in members)
+        return Part(queries, flat[index.flatten()], len(members), mask)
 
     def _mask(self, seen: Tensor) -> Tensor:
         """seen [(batch,) queries, keys] -> [(batch,) 1, queries * group, keys], 0 where seen, else -inf."""
         mask = torch.zeros(seen.shape, dtype=self._exact, device=seen.device).masked_fill_(~seen, -math.inf)
         return mask.repeat_interleave(self.group, -2).unsqueeze(-3)
 
-    # -- once per layer
-    # ------------------------------------------------------------------------------------------
-
-    def _merged(self, layer: int, q: Tensor, new: Tensor, levels: Sequence[Level]) -> Tensor:
-        """q [kv_heads, tokens, group, head_dim] -> [tokens, heads * head_dim]."""
-        kv_heads, tokens, group, dim = q.shape
-        base = levels[0]
-        if len(base.parts) == 1 and base.whole and base.parts[0].kept is None:
-            out, lse = self._attend(layer, q, new, base.parts[0])
-        else:
-            out, lse = q.new_empty(q.shape), q.new_empty((kv_heads, tokens, group), dtype=torch.float32)
-            self._fill(layer, q, new, base.parts, out, lse, 0)
-        for level in levels[1:]:
-            span = slice(level.first, level.last)
-            shape = (kv_heads, level.last - level.first, group)
-            if level.whole:
-                more, more_lse = q.new_empty((*shape, dim)), q.new_empty(shape, dtype=torch.float32)
-            else:
-                more, more_lse = q.new_zeros((*shape, dim)), q.new_full(shape, -math.inf, dtype=torch.float32)
-            self._fill(layer, q, new, level.parts, more, more_lse, level.first)
-            both = torch.logaddexp(lse[:, span], more_lse)
-            out[:, span].lerp_(more, (more_lse - both).exp_().unsqueeze(-1).to(out.dtype))
-            lse[:, span] = both
-        if self.sinks:  # the sink's weight is missing from the sum; its value is zero
-            sink = self.sinks[layer].view(kv_heads, 1, group)
-            out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
-        return out.permute(1, 0, 2, 3).reshape(tokens, -1)
-
-    def _fill(
-        self, layer: int, q: Tensor, new: Tensor, parts: Iterable[Part], out: Tensor, lse: Tensor, first: int
-    ) -> None:
-        """Write each part's results into out, lse [kv_heads, tokens - first, ...]."""
-        for part in parts:
-            result, result_lse = self._attend(layer, q, new, part)
-            into = part.queries if part.into is None else part.into
-            if part.kept is not None:
-                result, result_lse = (
-                    result.index_select(1, part.kept),
-                    result_lse.index_select(1, part.kept),
-                )
-            if isinstance(into, slice):
-                here = slice(into.start - first, into.stop - first)
-                out[:, here], lse[:, here] = result, result_lse
-            else:
-                here = into - first if first else into
-                out.index_copy_(1, here, result)
-                lse.index_copy_(1, here, result_lse)
+    # -- once per layer --------------------------------------------------------------------------------------
 
     def _attend(self, layer: int, q: Tensor, new: Tensor, part: Part) -> tuple[Tensor, Tensor]:
-        """One product: results [kv_heads, queries, group, head_dim] and their log-sum-exp [kv_heads, queries,
-        group]."""
+        """q [kv_heads, tokens, group, head_dim], new [tokens, 2 * kv_heads, head_dim] -> results [kv_heads,
+        queries, group, head_dim] and their log-sum-exp [kv_heads, queries, group]."""
         kv_heads, _, group, dim = q.shape
         picked = q[:, part.queries] if isinstance(part.queries, slice) else q.index_select(1, part.queries)
-        if part.causal:
-            mine = new[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
-            k, v = mine[:kv_heads], mine[kv_heads:]
-            out, lse = self._product(
-                picked.transpose(1, 2), k, v, True, None
-            )  # [kv_heads, group, queries, ...]
+        if part.keys is None:
+            own = new[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+            out, lse = self._product(picked.transpose(1, 2), own[:kv_heads], own[kv_heads:], True, None)
             return out.transpose(1, 2), lse.transpose(1, 2)
-        k, v = self._read(layer, part)
+        k, v = self._read(layer, part.keys, part.batch)
         rows = picked.shape[1] // part.batch
         side_by_side = picked.reshape(kv_heads, part.batch, rows * group, dim).transpose(0, 1)
         out, lse = self._product(side_by_side, k, v, False, part.mask)  # [batch, kv_heads, rows * group, ...]
         shape = (kv_heads, part.batch * rows, group)
         return out.transpose(0, 1).reshape(*shape, dim), lse.transpose(0, 1).reshape(shape)
 
-    def _read(self, layer: int, part: Part) -> tuple[Tensor, Tensor]:
-        """Keys and values of a part: [batch, kv_heads, keys, head_dim]; views if they are one run."""
+    def _read(self, layer: int, keys: Index, batch: int) -> tuple[Tensor, Tensor]:
+        """Keys and values in these slots: [batch, kv_heads, keys, head_dim]; views if they are one run."""
         data, kv_heads = self.pool.data[layer], self.pool.kv_heads
-        if isinstance(part.keys, slice):
-            run = widened(data[None, :, part.keys], self._exact)
-            return run[:, :kv_heads], run[:, kv_heads:]
-        assert part.keys is not None
-        shape = (data.shape[0], part.keys.numel(), data.shape[2])
-        needed = math.prod(shape)
-        if self._scratch.numel() < needed:
-            self._scratch = data.new_empty(needed)
-        buffer = self._scratch[:needed].view(shape)
-        torch.index_select(data, 1, part.keys, out=buffer)
-        rows = buffer.view(data.shape[0], part.batch, -1, data.shape[2]).transpose(0, 1)
-        rows = widened(rows, self._exact)
+        kept = data[:, keys] if isinstance(keys, slice) else data.index_select(1, keys)
+        rows = widened(kept.unflatten(1, (batch, -1)).transpose(0, 1), self._exact)
         return rows[:, :kv_heads], rows[:, kv_heads:]
+
+
+def _merge(out: Tensor, lse: Tensor, queries: Index, result: Tensor, result_lse: Tensor) -> None:
+    """Add results of some queries to out [kv_heads, tokens, group, head_dim] and lse, their log-sum-exp."""
+    before = lse[:, queries]
+    both = torch.logaddexp(before, result_lse)
+    weight = (result_lse - both).exp_().unsqueeze(-1).to(out.dtype)
+    out[:, queries] = out[:, queries].lerp(result, weight)
+    lse[:, queries] = both
 
 
 class TorchPlain(TorchViews):
@@ -296,12 +195,6 @@ def _computed_in(shape: KVShape) -> torch.dtype:
     if shape.device.type == "cpu":
         return torch.float32
     return torch.bfloat16 if shape.dtype in TYPES else shape.dtype
-
-
-def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:
-    first = min(span.first for span in spans)
-    last = max(span.first + span.size for span in spans)
-    return Level(tuple(parts), first, last, whole=sum(span.size for span in spans) == last - first)
 
 
 def _fused(

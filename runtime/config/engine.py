@@ -37,182 +37,114 @@ class EngineConfig(ImageOptions, SpeculationOptions, SchedulerOptions, RunnerOpt
 
     label = "Engine"
 
-    model: str = option("pocket", "directory of a checkpoint, a .gguf file, or the name of a bundled model")
-    runner_process: bool | None = option(
-        None,
-        "run the model in a separate process, so that compiling and applying constraints does not slow it "
-        "down. By default yes if there are at least two CPU cores and the model has more than about 10 "
-        "million weights",
-    )
-    lora_paths: tuple[str, ...] = option(
-        (),
-        "LoRA adapters to load at startup, each as NAME=DIRECTORY in the format of peft. Requests select "
-        "one with lora_path, or after the model's name: MODEL:NAME",
-    )
-    enable_lora: bool | None = option(
-        None, "allow adapters to be loaded at run time. By default yes if --lora-paths is set"
-    )
-    max_loaded_loras: int | None = option(
-        None,
-        "maximum number of adapters in host memory; loading another one unloads the least recently used. By "
-        "default no limit",
-    )
-    context_length: int | None = option(
-        None,
-        "maximum number of tokens of a request, prompt and output together. By default the model's own "
-        "limit. For LongRoPE models (Phi 3 128k) the default is the shorter of their two limits; a larger "
-        "value selects the long frequencies",
-        at_least=1,
-    )
-    allow_auto_truncate: bool = option(
-        False, "shorten prompts and outputs that are too long, instead of rejecting the request"
-    )
-    schedule_policy: str = option(
-        "lpm",
-        "order in which waiting requests start: lpm (longest cached prefix first), fcfs (first come, first "
-        "served), lof (longest output first), dfs-weight (grouped by shared prefix), priority (the priority "
-        "of the request) or random",
-    )
-    overlap: bool | None = option(
-        None,
-        "let the scheduler work while the model computes; on a GPU also queue the next decoding step before "
-        "it is scheduled. By default yes if the model runs on a GPU or in a separate process; otherwise both "
-        "share one interpreter and nothing is gained",
-    )
-    grammar_backend: str = option(
-        "auto", "grammar backend that enforces constraints; auto: the best one for each kind of constraint"
-    )
-    grammar_whitespace: str = option(
-        "single",
-        "whitespace between the tokens of constrained JSON: compact (none), single (at most one space) or "
-        "flexible (line breaks and indentation, bounded)",
-        choices=("compact", "single", "flexible"),
-    )
-    grammar_schema_format: str = option(
-        "assertion",
-        "effect of `format` in a JSON schema: assertion (strings must have the format) or annotation (only "
-        "reported in meta_info)",
-        choices=("assertion", "annotation"),
-    )
-    grammar_cache_dir: str = option(
-        "",
-        "folder that caches vocabulary data for constraints, which is slow to compute, for later starts. By "
-        "default not cached",
-    )
-    grammar_workers: int = option(1, "number of threads that compile constraints", at_least=1)
-    grammar_timeout_s: float = option(
-        30.0, "seconds that compiling a constraint may take, waiting included", positive=True
-    )
-    grammar_cache_size: int = option(256, "maximum number of compiled constraints in the cache", at_least=1)
-    grammar_cache_mb: int = option(
-        512, "maximum estimated size of the compiled constraints in the cache, in MiB", at_least=1
-    )
-    reasoning_end: str = option(
-        "auto",
-        "text that ends the reasoning of a model that thinks before it answers: auto (according to the "
-        "tokenizer or chat template), none, or the text itself",
-    )
-    reasoning_parser: str | None = option(
-        None,
-        "separate reasoning from content in every response: auto (as the model marks it), or the name of a "
-        "model family, such as qwen3 or deepseek-r1. By default only if a request asks for it",
-    )
-    tool_call_parser: str = option(
-        "auto",
-        "format in which the model writes tool calls: auto (detected from the chat template), none, or the "
-        "name of a format, such as qwen25",
-    )
-    chat_template: str | dict[str, str] | None = option(  # noqa: RUF009 - a field()
-        None,
-        "name of a built-in chat template, path of a .jinja or .json file, or Jinja texts by name. By "
-        "default the checkpoint's own",
-    )
-    hf_chat_template_name: str | None = option(
-        None, "name of the chat template to use, if the checkpoint has several"
-    )
-    completion_template: str | None = option(
-        None,
-        "name of a fill-in-the-middle template, for prompts with a suffix. By default chosen by the "
-        "tokenizer's tokens",
-    )
-    allow_control_tokens: bool = option(
-        False, "parse control tokens in the text of messages as such, unless the request says otherwise"
-    )
-    pooling: str | None = option(
-        None,
-        "token outputs that become the embedding of a text: cls, mean, last or max. By default as the "
-        "checkpoint says, else cls for encoders and last for decoders",
-        choices=MODES,
-    )
-    normalize_embeddings: bool | None = option(
-        None, "normalise embeddings to length 1. By default as the checkpoint's modules.json says, else yes"
-    )
-    max_top_logprobs: int = option(
-        32, "maximum value of top_logprobs_num in a request; each one costs memory per token", at_least=0
-    )
-    max_token_ids_logprob: int = option(
-        64, "maximum number of ids in token_ids_logprob of a request", at_least=0
-    )
-    disaggregation_mode: str = option(
-        "null",
-        "compute prompts and outputs in two engines: prefill (this one computes prompts and transfers their "
-        "KV), decode (this one receives the KV and generates) or null (this one does both). Send requests "
-        "through `python -m runtime router`; a request without bootstrap_room is computed by this engine "
-        "alone",
-        choices=("null", "prefill", "decode"),
-    )
-    disaggregation_transfer_backend: str = option(
-        "tcp",
-        "how KV is transferred from prefill to decode: local (same machine, through memory), tcp (sockets, "
-        "between machines), nixl (RDMA if available; needs the extra `nixl`) or fake (transfers nothing, "
-        "for tests)",
-    )
-    disaggregation_bootstrap_port: int = option(
-        8998, "port of the prefill engine's bootstrap server; 0 picks a free one", within=(0, 65535)
-    )
-    disaggregation_host: str = option(
-        "127.0.0.1", "address of this machine at which the other engine can reach this one"
-    )
-    disaggregation_allowed_hosts: tuple[str, ...] = option(
-        (),
-        "hosts that a request may name as its prefill engine, separated by commas; * allows all. This "
-        "machine's own addresses are always allowed. A decode engine connects to no other hosts",
-    )
-    disaggregation_key: str | None = option(
-        None,
-        "shared secret of both engines of a pair. Prefer SGLANG_DSL_DISAGGREGATION_KEY over the command "
-        "line. By default only engines on the same machine can pair",
-        secret=True,
-    )
-    disaggregation_timeout_s: float = option(
-        300.0,
-        "seconds that each step of a transfer may take: finding the other engine, waiting for it, "
-        "transferring",
-        positive=True,
-    )
-    disaggregation_heartbeat_s: float = option(
-        5.0,
-        "seconds between checks of the other engine; after two missed ones it counts as dead",
-        positive=True,
-    )
-    num_reserved_decode_tokens: int = option(
-        512, "KV slots that a decode engine reserves per running request before it admits another", at_least=0
-    )
-    profile_folder: str | None = option(
-        None,
-        "folder below which profiles are written. By default a new folder in the system's temporary "
-        "directory",
-    )
-    load_timeout_s: float = option(1800.0, "seconds that loading the model may take", positive=True)
-    step_timeout_s: float = option(
-        600.0,
-        "seconds without progress after which the engine counts as stuck and fails; a forward pass may take "
-        "four fifths of it",
-        positive=True,
-    )
-    close_timeout_s: float = option(
-        30.0, "seconds that close() waits for the engine's threads", positive=True
-    )
+    model: str = option("pocket")
+    """directory of a checkpoint, a .gguf file, or the name of a bundled model"""
+    runner_process: bool | None = option(None)
+    """run the model in a separate process, so that compiling and applying constraints does not slow it down.
+    By default yes if there are at least two CPU cores and the model has more than about 10 million weights"""
+    lora_paths: tuple[str, ...] = option(())
+    """LoRA adapters to load at startup, each as NAME=DIRECTORY in the format of peft. Requests select one
+    with lora_path, or after the model's name: MODEL:NAME"""
+    enable_lora: bool | None = option(None)
+    """allow adapters to be loaded at run time. By default yes if --lora-paths is set"""
+    max_loaded_loras: int | None = option(None)
+    """maximum number of adapters in host memory; loading another one unloads the least recently used. By
+    default no limit"""
+    context_length: int | None = option(None, at_least=1)
+    """maximum number of tokens of a request, prompt and output together. By default the model's own limit.
+    For LongRoPE models (Phi 3 128k) the default is the shorter of their two limits; a larger value selects
+    the long frequencies"""
+    allow_auto_truncate: bool = option(False)
+    """shorten prompts and outputs that are too long, instead of rejecting the request"""
+    schedule_policy: str = option("lpm")
+    """order in which waiting requests start: lpm (longest cached prefix first), fcfs (first come, first
+    served), lof (longest output first), dfs-weight (grouped by shared prefix), priority (the priority of the
+    request) or random"""
+    overlap: bool | None = option(None)
+    """let the scheduler work while the model computes; on a GPU also queue the next decoding step before it
+    is scheduled. By default yes if the model runs on a GPU or in a separate process; otherwise both share one
+    interpreter and nothing is gained"""
+    grammar_backend: str = option("auto")
+    """grammar backend that enforces constraints; auto: the best one for each kind of constraint"""
+    grammar_whitespace: str = option("single", choices=("compact", "single", "flexible"))
+    """whitespace between the tokens of constrained JSON: compact (none), single (at most one space) or
+    flexible (line breaks and indentation, bounded)"""
+    grammar_schema_format: str = option("assertion", choices=("assertion", "annotation"))
+    """effect of `format` in a JSON schema: assertion (strings must have the format) or annotation (only
+    reported in meta_info)"""
+    grammar_cache_dir: str = option("")
+    """folder that caches vocabulary data for constraints, which is slow to compute, for later starts. By
+    default not cached"""
+    grammar_workers: int = option(1, at_least=1)
+    """number of threads that compile constraints"""
+    grammar_timeout_s: float = option(30.0, positive=True)
+    """seconds that compiling a constraint may take, waiting included"""
+    grammar_cache_size: int = option(256, at_least=1)
+    """maximum number of compiled constraints in the cache"""
+    grammar_cache_mb: int = option(512, at_least=1)
+    """maximum estimated size of the compiled constraints in the cache, in MiB"""
+    reasoning_end: str = option("auto")
+    """text that ends the reasoning of a model that thinks before it answers: auto (according to the tokenizer
+    or chat template), none, or the text itself"""
+    reasoning_parser: str | None = option(None)
+    """separate reasoning from content in every response: auto (as the model marks it), or the name of a model
+    family, such as qwen3 or deepseek-r1. By default only if a request asks for it"""
+    tool_call_parser: str = option("auto")
+    """format in which the model writes tool calls: auto (detected from the chat template), none, or the name
+    of a format, such as qwen25"""
+    chat_template: str | dict[str, str] | None = option(None)  # noqa: RUF009 - a field()
+    """name of a built-in chat template, path of a .jinja or .json file, or Jinja texts by name. By default
+    the checkpoint's own"""
+    hf_chat_template_name: str | None = option(None)
+    """name of the chat template to use, if the checkpoint has several"""
+    completion_template: str | None = option(None)
+    """name of a fill-in-the-middle template, for prompts with a suffix. By default chosen by the tokenizer's
+    tokens"""
+    allow_control_tokens: bool = option(False)
+    """parse control tokens in the text of messages as such, unless the request says otherwise"""
+    pooling: str | None = option(None, choices=MODES)
+    """token outputs that become the embedding of a text: cls, mean, last or max. By default as the checkpoint
+    says, else cls for encoders and last for decoders"""
+    normalize_embeddings: bool | None = option(None)
+    """normalise embeddings to length 1. By default as the checkpoint's modules.json says, else yes"""
+    max_top_logprobs: int = option(32, at_least=0)
+    """maximum value of top_logprobs_num in a request; each one costs memory per token"""
+    max_token_ids_logprob: int = option(64, at_least=0)
+    """maximum number of ids in token_ids_logprob of a request"""
+    disaggregation_mode: str = option("null", choices=("null", "prefill", "decode"))
+    """compute prompts and outputs in two engines: prefill (this one computes prompts and transfers their KV),
+    decode (this one receives the KV and generates) or null (this one does both). Send requests through
+    `python -m runtime router`; a request without bootstrap_room is computed by this engine alone"""
+    disaggregation_transfer_backend: str = option("tcp")
+    """how KV is transferred from prefill to decode: local (same machine, through memory), tcp (sockets,
+    between machines), nixl (RDMA if available; needs the extra `nixl`) or fake (transfers nothing, for
+    tests)"""
+    disaggregation_bootstrap_port: int = option(8998, within=(0, 65535))
+    """port of the prefill engine's bootstrap server; 0 picks a free one"""
+    disaggregation_host: str = option("127.0.0.1")
+    """address of this machine at which the other engine can reach this one"""
+    disaggregation_allowed_hosts: tuple[str, ...] = option(())
+    """hosts that a request may name as its prefill engine, separated by commas; * allows all. This machine's
+    own addresses are always allowed. A decode engine connects to no other hosts"""
+    disaggregation_key: str | None = option(None, secret=True)
+    """shared secret of both engines of a pair. Prefer SGLANG_DSL_DISAGGREGATION_KEY over the command line. By
+    default only engines on the same machine can pair"""
+    disaggregation_timeout_s: float = option(300.0, positive=True)
+    """seconds that each step of a transfer may take: finding the other engine, waiting for it,
+    transferring"""
+    disaggregation_heartbeat_s: float = option(5.0, positive=True)
+    """seconds between checks of the other engine; after two missed ones it counts as dead"""
+    num_reserved_decode_tokens: int = option(512, at_least=0)
+    """KV slots that a decode engine reserves per running request before it admits another"""
+    profile_folder: str | None = option(None)
+    """folder below which profiles are written. By default a new folder in the system's temporary directory"""
+    load_timeout_s: float = option(1800.0, positive=True)
+    """seconds that loading the model may take"""
+    step_timeout_s: float = option(600.0, positive=True)
+    """seconds without progress after which the engine counts as stuck and fails; a forward pass may take four
+    fifths of it"""
+    close_timeout_s: float = option(30.0, positive=True)
+    """seconds that close() waits for the engine's threads"""
 
     def verify(self) -> Self:
         """Return self, or raise BadRequest naming an option that does not fit the others."""

@@ -65,7 +65,17 @@ class Options:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises BadRequest instead of printing the usage and exiting."""
+    """Raises BadRequest instead of printing the usage and exiting. Help texts are read only when they are
+    shown: that takes longer than everything else."""
+
+    groups: Groups = ()
+
+    def format_help(self) -> str:
+        texts = {one.name: _help(config, one) for _, config in self.groups for one in options_of(config)}
+        for action in self._actions:
+            if not action.help:
+                action.help = texts[action.dest]
+        return super().format_help()
 
     def print_help(self, file: Any = None) -> None:
         # argparse itself ignores write errors.
@@ -99,17 +109,19 @@ def make_parser(prog: str, description: str = "", groups: Groups = GROUPS) -> ar
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options")
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version()}")
-    add_options(parser, groups)
+    parser.groups = groups
+    add_options(parser, groups, described=False)
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser, groups: Groups = GROUPS) -> None:
-    """Add every option to a parser, in groups. Options that are not given leave no value."""
+def add_options(parser: argparse.ArgumentParser, groups: Groups = GROUPS, *, described: bool = True) -> None:
+    """Add every option to a parser, in groups. Options that are not given leave no value. described: with
+    help texts."""
     for title, config in groups:
         group = parser.add_argument_group(f"{title} options")
         kinds = _kinds(config)
         for one in options_of(config):
-            _add(group, one, kinds[one.name])
+            _add(group, one, kinds[one.name], _help(config, one) if described else "")
 
 
 def read_options(
@@ -279,9 +291,8 @@ def _kinds(config: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(config)
 
 
-def _add(group: Any, one: Field[Any], kind: Any) -> None:
+def _add(group: Any, one: Field[Any], kind: Any, text: str) -> None:
     name = "--" + one.name.replace("_", "-")
-    text = help_of(one).replace("%", "%%") + _default_text(one)
     names = [name, *ALIASES.get(one.name, ())]
     if kind is bool:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=text, default=argparse.SUPPRESS)
@@ -320,11 +331,10 @@ def _metavar(kind: Any) -> str:
     return next((metavars[member] for member in _members(kind) if member in metavars), "TEXT")
 
 
-def _default_text(one: Field[Any]) -> str:
-    value = default_of(one)
-    if is_secret(one) or value is None or value == ():
-        return ""
-    return f" (default: {value})"
+def _help(config: type[Any], one: Field[Any]) -> str:
+    text, value = help_of(config, one.name).replace("%", "%%"), default_of(one)
+    unsaid = is_secret(one) or value is None or value == ()
+    return text if unsaid else f"{text} (default: {value})"
 
 
 def _reason(error: Exception) -> str:

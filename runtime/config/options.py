@@ -1,13 +1,18 @@
-"""Options: fields of a config with a help text and a range, read from loosely typed values and passed on to
-other configs.
+"""Options: fields of a config with a range and, as the string below each, a help text. They are read from
+loosely typed values and passed on to other configs.
 
 It knows dataclasses, not the meaning of any option.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from math import inf
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -25,7 +30,6 @@ LEADING = ("model", "host", "port", "api_key")
 
 def option(
     default: Any,
-    help: str,
     *,
     secret: bool = False,
     choices: tuple[str, ...] = (),
@@ -33,15 +37,16 @@ def option(
     within: tuple[float, float] | None = None,
     positive: bool = False,
 ) -> Any:
-    """A field of a config. secret: excluded from repr and from all output. choices: the allowed values.
-    at_least, within (least, most), positive: the range of a number; None is in every range."""
+    """A field of a config; the string below it is its help text. secret: excluded from repr and from all
+    output. choices: the allowed values. at_least, within (least, most), positive: the range of a number; None
+    is in every range."""
     rules = {"choices": choices, "at_least": at_least, "within": within, "positive": positive}
-    return field(default=default, repr=not secret, metadata={"help": help, "secret": secret, **rules})
+    return field(default=default, repr=not secret, metadata={"secret": secret, **rules})
 
 
 def options_of(config: type[Any]) -> list[Field[Any]]:
     """The option fields of a config in the order of the help; those of its base classes come last."""
-    options = [one for one in fields(config) if "help" in one.metadata]
+    options = [one for one in fields(config) if "secret" in one.metadata]
     return sorted(options, key=lambda one: (one.name not in LEADING, one.name not in config.__annotations__))
 
 
@@ -54,7 +59,7 @@ def check(config: Any) -> None:
 
 
 def _broken_rule(one: Field[Any], value: Any) -> str | None:
-    if value is None or "help" not in one.metadata:
+    if value is None or "secret" not in one.metadata:
         return None
     choices = choices_of(one)
     if choices and value not in choices:
@@ -85,15 +90,35 @@ class Config:
     @classmethod
     def help_texts(cls) -> dict[str, str]:
         """Option -> its help text."""
-        return {one.name: help_of(one) for one in options_of(cls)}
+        return {one.name: help_of(cls, one.name) for one in options_of(cls)}
 
     def verify(self) -> Self:
         """Return self, or raise BadRequest naming an option that does not fit the others."""
         return self
 
 
-def help_of(one: Field[Any]) -> str:
-    return str(one.metadata["help"])
+def help_of(config: type[Any], name: str) -> str:
+    """The string below the option in the source, of the config or of its base that has the option."""
+    kinds = [kind for kind in config.__mro__ if is_dataclass(kind)]
+    texts = (_texts(kind.__module__).get((kind.__name__, name)) for kind in kinds)
+    return next((text for text in texts if text is not None), "")
+
+
+@functools.cache
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    """(class, field) -> the string below the field; empty if the source is not installed."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except OSError:
+        return {}
+    classes = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef)]
+    texts = {}
+    for one in classes:
+        for above, below in itertools.pairwise(one.body):
+            match above, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    texts[one.name, name] = " ".join(text.split())
+    return texts
 
 
 def is_secret(one: Field[Any]) -> bool:

@@ -46,80 +46,50 @@ def read_adapters(paths: Sequence[str]) -> tuple[Adapter, ...]:
 class RunnerOptions:
     """How the model computes: options of EngineConfig that the runner uses unchanged."""
 
-    dtype: str = option(
-        "auto",
-        "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16",
-        choices=COMPUTE_DTYPES,
-    )
-    device: str = option("auto", "device to compute on: auto (CUDA if available), cpu, cuda or cuda:<n>")
-    max_total_tokens: int | None = option(
-        None, "size of the KV pool in tokens (slots). By default computed from --memory-fraction", at_least=1
-    )
-    memory_fraction: float = option(
-        0.25, "fraction of the memory left after loading the weights that the KV pool may use"
-    )
-    threads: int | None = option(
-        None,
-        "CPU threads per tensor operation. By default one for small passes, all cores for others",
-        at_least=1,
-    )
-    pack_weights: str = option(
-        "auto",
-        "keep matrices in a layout made for the CPU: auto (in bfloat16, if the processor has two fast ones, "
-        "in both where memory allows; which passes use which is tested at load), always (in one) or never",
-        choices=("auto", "always", "never"),
-    )
-    quantization: str | None = option(
-        None,
-        "quantise weights while they load: fp8 (half the memory of bfloat16) or, on the CPU, w8a8_int8 "
-        "(weights and activations, for speed; works for quantised checkpoints too). Or the name of the "
-        "checkpoint's own quantisation. By default weights are used as they are",
-    )
-    load_format: str = option(
-        "auto",
-        "where weights come from: auto (the checkpoint's safetensors files) or dummy (random values for "
-        "benchmarks; only config.json and the tokenizer are needed)",
-        choices=LOAD_FORMATS,
-    )
-    expand_weights: str = option(
-        "auto",
-        "dequantise a quantised checkpoint when it loads, which takes more memory and makes it faster: auto "
-        "(on the CPU, if it fits in memory easily), always or never",
-        choices=("auto", "always", "never"),
-    )
-    kv_cache_dtype: str = option(
-        "auto",
-        "data type of the KV cache: auto (the one of --dtype), bfloat16, fp8_e4m3 or fp8_e5m2. The fp8 "
-        "types take half the memory of bfloat16 and round to 4 or 3 significant bits",
-        choices=KV_DTYPES,
-    )
-    tp_size: int = option(
-        1,
-        "tensor parallelism: number of processes that share a decoder, each with a part of every matrix and "
-        "of the KV pool; on the CPU, or with one GPU each",
-        within=(1, MAX_RANKS),
-    )
-    max_loras_per_batch: int = option(
-        8,
-        "maximum number of different adapters in one step; each takes device memory beside the weights",
-        within=(1, MAX_LORAS),
-    )
-    max_lora_rank: int | None = option(None, "maximum rank of an adapter. By default no limit", at_least=1)
-    attention: str = option("auto", "name of the attention implementation; auto: the best one for the device")
-    cuda_graph: bool = option(
-        True, "record decoding steps as CUDA graphs to save launch overhead; on a single GPU only"
-    )
-    cuda_graph_max_bs: int = option(
-        256, "maximum number of sequences in a CUDA graph; larger steps run without one", within=(1, 4096)
-    )
-    seed: int | None = option(
-        None, "seed for the random draws of requests without a seed. By default different every time"
-    )
-    scaled_logprobs: bool = option(
-        False,
-        "report the log-probabilities of output tokens at the sampling temperature; otherwise the model's "
-        "own, at temperature 1, as always for prompts",
-    )
+    dtype: str = option("auto", choices=COMPUTE_DTYPES)
+    """data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"""
+    device: str = option("auto")
+    """device to compute on: auto (CUDA if available), cpu, cuda or cuda:<n>"""
+    max_total_tokens: int | None = option(None, at_least=1)
+    """size of the KV pool in tokens (slots). By default computed from --memory-fraction"""
+    memory_fraction: float = option(0.25)
+    """fraction of the memory left after loading the weights that the KV pool may use"""
+    threads: int | None = option(None, at_least=1)
+    """CPU threads per tensor operation. By default one for small passes, all cores for others"""
+    pack_weights: str = option("auto", choices=("auto", "always", "never"))
+    """keep matrices in a layout made for the CPU: auto (in bfloat16, if the processor has two fast ones, in
+    both where memory allows; which passes use which is tested at load), always (in one) or never"""
+    quantization: str | None = option(None)
+    """quantise weights while they load: fp8 (half the memory of bfloat16) or, on the CPU, w8a8_int8 (weights
+    and activations, for speed; works for quantised checkpoints too). Or the name of the checkpoint's own
+    quantisation. By default weights are used as they are"""
+    load_format: str = option("auto", choices=LOAD_FORMATS)
+    """where weights come from: auto (the checkpoint's safetensors files) or dummy (random values for
+    benchmarks; only config.json and the tokenizer are needed)"""
+    expand_weights: str = option("auto", choices=("auto", "always", "never"))
+    """dequantise a quantised checkpoint when it loads, which takes more memory and makes it faster: auto (on
+    the CPU, if it fits in memory easily), always or never"""
+    kv_cache_dtype: str = option("auto", choices=KV_DTYPES)
+    """data type of the KV cache: auto (the one of --dtype), bfloat16, fp8_e4m3 or fp8_e5m2. The fp8 types
+    take half the memory of bfloat16 and round to 4 or 3 significant bits"""
+    tp_size: int = option(1, within=(1, MAX_RANKS))
+    """tensor parallelism: number of processes that share a decoder, each with a part of every matrix and of
+    the KV pool; on the CPU, or with one GPU each"""
+    max_loras_per_batch: int = option(8, within=(1, MAX_LORAS))
+    """maximum number of different adapters in one step; each takes device memory beside the weights"""
+    max_lora_rank: int | None = option(None, at_least=1)
+    """maximum rank of an adapter. By default no limit"""
+    attention: str = option("auto")
+    """name of the attention implementation; auto: the best one for the device"""
+    cuda_graph: bool = option(True)
+    """record decoding steps as CUDA graphs to save launch overhead; on a single GPU only"""
+    cuda_graph_max_bs: int = option(256, within=(1, 4096))
+    """maximum number of sequences in a CUDA graph; larger steps run without one"""
+    seed: int | None = option(None)
+    """seed for the random draws of requests without a seed. By default different every time"""
+    scaled_logprobs: bool = option(False)
+    """report the log-probabilities of output tokens at the sampling temperature; otherwise the model's own,
+    at temperature 1, as always for prompts"""
 
 
 @dataclass(frozen=True, kw_only=True)

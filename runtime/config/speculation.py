@@ -33,30 +33,20 @@ NO_SPECULATION = SpeculationConfig()
 class SpeculationOptions:
     """Options of EngineConfig."""
 
-    speculative_algorithm: str | None = option(
-        None,
-        "speculative decoding, which does not change outputs: NGRAM (guess the tokens that followed the "
-        "same tokens earlier in the request's text) or STANDALONE (guess with a smaller model). By default "
-        "off",
-    )
-    speculative_draft_model_path: str | None = option(
-        None, "with STANDALONE: checkpoint of the draft model; it must have the same vocabulary"
-    )
-    speculative_num_draft_tokens: int | None = option(
-        None,
-        "maximum number of tokens per sequence that a pass verifies, the certain one included. By default "
-        "12 with NGRAM, 4 with STANDALONE",
-        within=(2, 128),
-    )
-    speculative_num_steps: int | None = option(
-        None, "with STANDALONE: number of passes of the draft model, one per guessed token", within=(1, 127)
-    )
-    speculative_ngram_min_match_window_size: int = option(
-        2, "with NGRAM: minimum number of tokens that must match earlier text"
-    )
-    speculative_ngram_max_match_window_size: int = option(
-        12, "with NGRAM: maximum number of tokens compared; the longest match is used"
-    )
+    speculative_algorithm: str | None = option(None)
+    """speculative decoding, which does not change outputs: NGRAM (guess the tokens that followed the same
+    tokens earlier in the request's text) or STANDALONE (guess with a smaller model). By default off"""
+    speculative_draft_model_path: str | None = option(None)
+    """with STANDALONE: checkpoint of the draft model; it must have the same vocabulary"""
+    speculative_num_draft_tokens: int | None = option(None, within=(2, 128))
+    """maximum number of tokens per sequence that a pass verifies, the certain one included. By default 12
+    with NGRAM, 4 with STANDALONE"""
+    speculative_num_steps: int | None = option(None, within=(1, 127))
+    """with STANDALONE: number of passes of the draft model, one per guessed token"""
+    speculative_ngram_min_match_window_size: int = option(2)
+    """with NGRAM: minimum number of tokens that must match earlier text"""
+    speculative_ngram_max_match_window_size: int = option(12)
+    """with NGRAM: maximum number of tokens compared; the longest match is used"""
 
     def speculation(self) -> SpeculationConfig:
         """Raises BadRequest naming the option."""

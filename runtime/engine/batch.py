@@ -5,11 +5,12 @@ of the pass. Knows the plan and the vocabulary's size; not the model, not sampli
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import (
@@ -22,7 +23,7 @@ from runtime.engine.sampling.logprobs import (
 )
 from runtime.kernels.device import to_device
 from runtime.models.vision.store import ImageStore
-from runtime.plan import MediaSpan, Row, RowResult, Sample, StepPlan
+from runtime.plan import MediaSpan, Row, RowResult, Sample, Segment, StepPlan
 from runtime.protocol.errors import InternalFault
 
 _SHOWN: dict[str, Callable[[int], int]] = {
@@ -122,6 +123,15 @@ class Batch:
         numbers = [row.tokens[0] for row in rows] + [row.position + row.shift for row in rows]
         ids, positions = to_device(torch.frombuffer(array("q", numbers), dtype=torch.int64), device).chunk(2)
         return cls(plan, ids, positions, tuple(range(len(rows))), None, ids[:0], (), (0,) * len(rows))
+
+
+def of_rows(segments: Iterable[Segment], index: Mapping[int, int]) -> tuple[Segment, ...]:
+    """The segments of the rows in `index`, with their numbers there."""
+    return tuple(
+        replace(one, rows=rows)
+        for one in segments
+        if (rows := tuple([index[row] for row in one.rows if row in index]))
+    )
 
 
 def decodes(row: Row) -> bool:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from runtime.attention.layout import cut_runs
 from runtime.config.checkpoints import draft_spec
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.disagg.transfer.memory import KVMemory
+from runtime.engine.batch import of_rows
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import MemoryPart
@@ -157,7 +159,7 @@ class DraftingRunner:
             count = min(row.guesses, self._most) if result.samples else 0
             if row.position + len(tokens) + count >= self._positions:
                 continue
-            slots = _first(row.slots, len(tokens))
+            slots = cut_runs(row.slots, 0, len(tokens))
             if count and used + count <= self._scratch:
                 scratch_of[plan_row] = Run(first + used, count)
                 used += count
@@ -172,7 +174,7 @@ class DraftingRunner:
         released = plan.released
         while rows:
             index = {plan_row: at for at, plan_row in enumerate(plan_rows)}
-            step = StepPlan(tuple(rows), tuple(_of_rows(segments, index)), released)
+            step = StepPlan(tuple(rows), of_rows(segments, index), released)
             released = ()
             self._draft.launch(step)
             segments = [*_by_plan_row(step.segments, plan_rows), *_written(rows, plan_rows)]
@@ -222,29 +224,8 @@ def _next(row: Row, token: int, slot: int) -> Row:
     )
 
 
-def _first(slots: Sequence[Run], count: int) -> list[Run]:
-    """The first `count` of the slots."""
-    runs: list[Run] = []
-    for start, length in slots:
-        if count <= 0:
-            break
-        runs.append(Run(start, min(length, count)))
-        count -= length
-    return runs
-
-
-def _of_rows(segments: Sequence[Segment], index: Mapping[int, int]) -> list[Segment]:
-    """The segments of the rows in `index`, with their numbers there."""
-    kept = []
-    for one in segments:
-        rows = tuple([index[row] for row in one.rows if row in index])
-        if rows:
-            kept.append(replace(one, rows=rows))
-    return kept
-
-
 def _by_plan_row(segments: Sequence[Segment], plan_rows: Sequence[int]) -> list[Segment]:
-    """The inverse of _of_rows()."""
+    """The inverse of of_rows()."""
     return [replace(one, rows=tuple([plan_rows[row] for row in one.rows])) for one in segments]
 
 

@@ -20,7 +20,7 @@ from runtime.engine import memory
 from runtime.layers.dense import Dense
 from runtime.models.encoder import Encoder, TextBatch
 from runtime.plan import Text, TextResult
-from runtime.protocol.errors import BadRequest, InternalFault, ModelLoadError
+from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
 
 NOT_FINITE = "the model's numbers are not finite"
@@ -48,14 +48,7 @@ class TorchTextRunner:
             torch.set_num_threads(config.threads)
         device = memory.pick_device(config.device)
         dtype = memory.pick_dtype(config.dtype, device)
-        needed, free = weight_bytes(spec, dtype), memory.available_bytes(device)
-        if needed > free:
-            raise ModelLoadError(
-                f"the weights need {needed / 2**30:.2f} GiB as {dtype}, {free / 2**30:.2f} GiB are free on "
-                f"{device}",
-                where=str(directory),
-                hint="use a smaller model or dtype='bfloat16'",
-            )
+        memory.check_fits(weight_bytes(spec, dtype), dtype, device, str(directory))
         pack = memory.packs(config.pack_weights, dtype, device)
         with torch.inference_mode():
             encoder = Encoder.load(directory, spec, dtype, device, Dense(pack=pack))

@@ -5,7 +5,7 @@
 Started by runtime.processes.pipeline.runner_process, which created both; it ends when the process that
 started it ends. If several followers share a model, each is a rank: all get every order, and rank 0's results
 count. A pass runs in the only working thread, while the sender of the plan is free to do other work. It knows
-no requests, grammars or policies. Torch is imported through the table, after the start message.
+no requests, grammars or policies. Torch is imported after the start message.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from runtime.ipc.wire import Wire
 from runtime.plan import Runner, TokenMask
 from runtime.protocol.console import set_title
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
-from runtime.protocol.registry import Registry
 from runtime.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -60,15 +59,6 @@ ANSWER_S = 600.0
 """How long the parent may take to read an answer: longer than a machine may be suspended."""
 LOOK_MS = 1000
 """The interval between checks that the parent is still the same process."""
-
-PARTS: Registry[Any] = Registry(
-    "runner part",
-    {
-        "runner": "runtime.engine.runner:TorchRunner",
-        "drafting": "runtime.engine.drafting:DraftingRunner",
-        "profiler": "runtime.engine.profiler:TorchProfiler",
-    },
-)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,10 +267,14 @@ def _end_with_parent(file: int | None, parent: int) -> None:
 
 
 def _load(start: Start, kv_file: int | None) -> tuple[Runner, Any, Ready]:
-    kind = PARTS.load("runner" if start.config.draft_model is None else "drafting")
+    from runtime.engine.drafting import DraftingRunner  # these import torch
+    from runtime.engine.profiler import TorchProfiler
+    from runtime.engine.runner import TorchRunner
+
+    kind: Any = TorchRunner if start.config.draft_model is None else DraftingRunner
     runner = kind.load(start.path, start.spec, start.config, beside=False, kv_file=kv_file, world=start.world)
     ready = Ready(runner.slots, runner.vocab_size, runner.device, runner.kv_memory.mapping)
-    return runner, PARTS.load("profiler")(start.profile_folder), ready
+    return runner, TorchProfiler(start.profile_folder), ready
 
 
 def main(arguments: list[str]) -> int:

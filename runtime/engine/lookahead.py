@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from runtime.attention.pool import KVPool
 from runtime.config.runner import RunnerConfig
-from runtime.engine.batch import Batch, decodes
+from runtime.engine.batch import Batch, decodes, of_rows
 from runtime.engine.graphs import Passes
 from runtime.kernels.device import to_device
 from runtime.plan import Row, RowResult, Run, Segment, StepPlan
@@ -143,9 +142,4 @@ def _without(plan: StepPlan, removed: Mapping[int, int]) -> tuple[StepPlan, tupl
     """The plan without some rows, and the indices of the others."""
     numbers = tuple(index for index in range(len(plan.rows)) if index not in removed)
     mine = {index: turn for turn, index in enumerate(numbers)}
-    segments = tuple(
-        replace(one, rows=users)
-        for one in plan.segments
-        if (users := tuple([mine[row] for row in one.rows if row in mine]))
-    )
-    return StepPlan(tuple(plan.rows[index] for index in numbers), segments), numbers
+    return StepPlan(tuple(plan.rows[index] for index in numbers), of_rows(plan.segments, mine)), numbers

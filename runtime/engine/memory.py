@@ -62,13 +62,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def kv_dtype(name: str, computed: torch.dtype) -> torch.dtype:
     """The dtype of the KV pool for a model computed in `computed`."""
-    kept = {
-        "auto": computed,
-        "bfloat16": torch.bfloat16,
-        "fp8_e4m3": torch.float8_e4m3fn,
-        "fp8_e5m2": torch.float8_e5m2,
-    }
-    return kept[name]
+    kept = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    return kept.get(name, computed)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -131,12 +126,15 @@ def check_weights_fit(
     ranks: int = 1,
     bits: int | None = None,
 ) -> None:
-    """Raise ModelLoadError if the weights alone exceed the available memory. Ranks share the machine's
-    memory; each has its own GPU's. bits: see weight_bytes()."""
-    needed, free = weight_bytes(spec, dtype, bits), available_bytes(device)
-    if device.type != "cpu":
-        needed //= ranks
-    if needed > free:
+    """check_fits() for a decoder. Ranks share the machine's memory; each has its own GPU's. bits: see
+    weight_bytes()."""
+    needed = weight_bytes(spec, dtype, bits)
+    check_fits(needed if device.type == "cpu" else needed // ranks, dtype, device, path)
+
+
+def check_fits(needed: int, dtype: torch.dtype, device: torch.device, path: str) -> None:
+    """Raise ModelLoadError if weights of this many bytes exceed the available memory."""
+    if needed > (free := available_bytes(device)):
         raise ModelLoadError(
             f"the weights need {_gib(needed)} as {dtype}, {_gib(free)} are free on {device}",
             where=path,
@@ -147,11 +145,6 @@ def check_weights_fit(
 def packs(wish: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether matrices are stored in a layout for the CPU; called before loading. `wish`: pack_weights."""
     return device.type == "cpu" and wish != "never" and can_pack(dtype)
-
-
-def second_copy_fits(weights: int, device: torch.device) -> bool:
-    """Whether matrices of `weights` bytes (over all ranks) may be stored twice."""
-    return weights <= PACK_AT_MOST * available_bytes(device)
 
 
 def code_bits(spec: ModelSpec, wished: str | None, *, expand: bool) -> int | None:
@@ -208,7 +201,8 @@ def linear_method(
     bits = code_bits(spec, config.quantization, expand=expand)
     check_weights_fit(spec, dtype, device, path, config.tp_size, bits)
     pack = packs(config.pack_weights, dtype, device)
-    dense = Dense(pack=pack, both=config.pack_weights == "auto" and second_copy_fits(size, device))
+    twice = config.pack_weights == "auto" and size <= PACK_AT_MOST * available_bytes(device)
+    dense = Dense(pack=pack, both=twice)
     method = method_for(spec, config.quantization, dense, expand=expand)
     if config.enable_lora:
         return Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))

@@ -20,47 +20,37 @@ class ReplicasConfig(Config):
 
     label = "replicas"
 
-    engine: str = option(
-        "local",
-        "local: one server on this machine; ray: replicas on Ray Serve, behind a router",
-        choices=ENGINES,
-    )
-    replicas: int = option(1, "ray: number of servers; with --max-replicas, the minimum", at_least=1)
-    max_replicas: int | None = option(
-        None, "ray: maximum number of servers when scaling with the load. By default the number is fixed"
-    )
-    target_requests: float = option(
-        16.0, "ray: average number of running requests per replica that scaling aims at", positive=True
-    )
-    upscale_delay_s: float = option(5.0, "ray: seconds of higher load before replicas are added", at_least=0)
-    downscale_delay_s: float = option(
-        120.0, "ray: seconds of lower load before replicas are removed", at_least=0
-    )
-    pairs: bool = option(False, "ray: each replica is a prefill and a decode server on the same machine")
-    replica_cpus: float = option(1.0, "ray: CPUs reserved for each server, on one machine", at_least=0)
-    replica_gpus: float = option(
-        0.0, "ray: GPUs reserved for each server, on one machine; --tp N needs N", at_least=0
-    )
-    surge: bool = option(
-        True,
-        "ray: in a rolling restart (SIGHUP), start a new replica before an old one ends, which needs room "
-        "for both",
-    )
-    ray_address: str | None = option(
-        None,
-        "ray: address of the cluster. By default RAY_ADDRESS, or a Ray on this machine that ends with this "
-        "command",
-    )
-    ray_name: str = option("sglang-dsl", "ray: name of the application in the cluster")
-    policy: str = option(
-        "cache_aware", "ray: how a replica is chosen: cache_aware, power_of_two, round_robin, or a plug-in"
-    )
-    retries: int = option(
-        2,
-        "ray: maximum number of times a request is sent to another replica after one fails before its first "
-        "token",
-        at_least=0,
-    )
+    engine: str = option("local", choices=ENGINES)
+    """local: one server on this machine; ray: replicas on Ray Serve, behind a router"""
+    replicas: int = option(1, at_least=1)
+    """ray: number of servers; with --max-replicas, the minimum"""
+    max_replicas: int | None = option(None)
+    """ray: maximum number of servers when scaling with the load. By default the number is fixed"""
+    target_requests: float = option(16.0, positive=True)
+    """ray: average number of running requests per replica that scaling aims at"""
+    upscale_delay_s: float = option(5.0, at_least=0)
+    """ray: seconds of higher load before replicas are added"""
+    downscale_delay_s: float = option(120.0, at_least=0)
+    """ray: seconds of lower load before replicas are removed"""
+    pairs: bool = option(False)
+    """ray: each replica is a prefill and a decode server on the same machine"""
+    replica_cpus: float = option(1.0, at_least=0)
+    """ray: CPUs reserved for each server, on one machine"""
+    replica_gpus: float = option(0.0, at_least=0)
+    """ray: GPUs reserved for each server, on one machine; --tp N needs N"""
+    surge: bool = option(True)
+    """ray: in a rolling restart (SIGHUP), start a new replica before an old one ends, which needs room for
+    both"""
+    ray_address: str | None = option(None)
+    """ray: address of the cluster. By default RAY_ADDRESS, or a Ray on this machine that ends with this
+    command"""
+    ray_name: str = option("sglang-dsl")
+    """ray: name of the application in the cluster"""
+    policy: str = option("cache_aware")
+    """ray: how a replica is chosen: cache_aware, power_of_two, round_robin, or a plug-in"""
+    retries: int = option(2, at_least=0)
+    """ray: maximum number of times a request is sent to another replica after one fails before its first
+    token"""
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -20,66 +20,46 @@ class RouterConfig(HttpOptions):
 
     label = "router"
 
-    worker: tuple[str, ...] = option((), "URLs of servers that are replicas of one another")
-    prefill: tuple[str, ...] = option(
-        (),
-        "URLs of servers with --disaggregation-mode prefill. If a server does not report the port of its "
-        "bootstrap server, add the port after its URL: --prefill http://10.0.0.1:30000 8998",
-    )
-    decode: tuple[str, ...] = option((), "URLs of servers with --disaggregation-mode decode")
-    policy: str = option(
-        "cache_aware",
-        "how a worker or a prefill server is chosen: cache_aware, power_of_two, round_robin, or a plug-in",
-    )
-    decode_policy: str = option("power_of_two", "how a decode server is chosen")
-    worker_api_key: str | None = option(
-        None,
-        "API key of the workers. Prefer SGLANG_DSL_WORKER_API_KEY over the command line. By default the "
-        "client's own key is passed on, unless the router itself requires one",
-        secret=True,
-    )
-    retries: int = option(
-        2,
-        "maximum number of times a request is sent to another worker, or pair, after one fails before its "
-        "first token",
-        at_least=0,
-    )
-    connect_timeout_s: float = option(5.0, "seconds a worker may take to accept a connection", positive=True)
-    silence_timeout_s: float = option(
-        600.0, "seconds a worker may send nothing at all while it answers a request", positive=True
-    )
-    failure_threshold: int = option(
-        3, "number of failures in a row after which a worker gets no requests for --cooldown-s", at_least=1
-    )
-    cooldown_s: float = option(
-        10.0, "seconds until a failed worker gets a single request again, as a test", positive=True
-    )
-    probe_interval_s: float = option(5.0, "seconds between two checks of each worker's /ready", positive=True)
-    probe_timeout_s: float = option(5.0, "seconds a worker may take to answer such a check", positive=True)
-    probe_failures: int = option(
-        3,
-        "number of unanswered checks in a row after which a worker counts as dead and its requests fail",
-        at_least=1,
-    )
-    cache_threshold: float = option(
-        0.5,
-        "cache_aware: fraction of a prompt that a worker must have seen to be preferred for it",
-        at_least=0,
-    )
-    balance_abs_threshold: int = option(
-        32,
-        "cache_aware: a worker is overloaded if it has this many more requests than the least busy one ...",
-        at_least=0,
-    )
-    balance_rel_threshold: float = option(
-        1.5,
-        "cache_aware: ... and this many times as many. The least busy worker is then chosen, whatever it "
-        "has seen",
-        at_least=1,
-    )
-    prefix_bytes: int = option(
-        8 << 20, "cache_aware: approximate size of the prompts remembered for each worker", at_least=1
-    )
+    worker: tuple[str, ...] = option(())
+    """URLs of servers that are replicas of one another"""
+    prefill: tuple[str, ...] = option(())
+    """URLs of servers with --disaggregation-mode prefill. If a server does not report the port of its
+    bootstrap server, add the port after its URL: --prefill http://10.0.0.1:30000 8998"""
+    decode: tuple[str, ...] = option(())
+    """URLs of servers with --disaggregation-mode decode"""
+    policy: str = option("cache_aware")
+    """how a worker or a prefill server is chosen: cache_aware, power_of_two, round_robin, or a plug-in"""
+    decode_policy: str = option("power_of_two")
+    """how a decode server is chosen"""
+    worker_api_key: str | None = option(None, secret=True)
+    """API key of the workers. Prefer SGLANG_DSL_WORKER_API_KEY over the command line. By default the client's
+    own key is passed on, unless the router itself requires one"""
+    retries: int = option(2, at_least=0)
+    """maximum number of times a request is sent to another worker, or pair, after one fails before its first
+    token"""
+    connect_timeout_s: float = option(5.0, positive=True)
+    """seconds a worker may take to accept a connection"""
+    silence_timeout_s: float = option(600.0, positive=True)
+    """seconds a worker may send nothing at all while it answers a request"""
+    failure_threshold: int = option(3, at_least=1)
+    """number of failures in a row after which a worker gets no requests for --cooldown-s"""
+    cooldown_s: float = option(10.0, positive=True)
+    """seconds until a failed worker gets a single request again, as a test"""
+    probe_interval_s: float = option(5.0, positive=True)
+    """seconds between two checks of each worker's /ready"""
+    probe_timeout_s: float = option(5.0, positive=True)
+    """seconds a worker may take to answer such a check"""
+    probe_failures: int = option(3, at_least=1)
+    """number of unanswered checks in a row after which a worker counts as dead and its requests fail"""
+    cache_threshold: float = option(0.5, at_least=0)
+    """cache_aware: fraction of a prompt that a worker must have seen to be preferred for it"""
+    balance_abs_threshold: int = option(32, at_least=0)
+    """cache_aware: a worker is overloaded if it has this many more requests than the least busy one ..."""
+    balance_rel_threshold: float = option(1.5, at_least=1)
+    """cache_aware: ... and this many times as many. The least busy worker is then chosen, whatever it has
+    seen"""
+    prefix_bytes: int = option(8 << 20, at_least=1)
+    """cache_aware: approximate size of the prompts remembered for each worker"""
 
     @property
     def server(self) -> ServerConfig:

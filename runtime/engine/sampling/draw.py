@@ -5,9 +5,9 @@ Gumbel-max trick, arXiv 1611.01144). The noise is a function of the row's key an
 and the batch in which scores are computed do not matter. Rounding changes a draw only if the two best are as
 close as rounding, or if the winning token is itself at the border of top-k, top-p or min-p.
 
-On the CPU each row is processed alone: its best column; if something is cut, one pass that turns scores into
+Each row is processed alone, on the CPU: its best column; if something is cut, one pass that turns scores into
 weights, which are sorted for top-p, and only the heavy ones for a peaked distribution; and noise for the
-remaining columns. On other devices all rows are computed at once (`pick_at_once`), with the same numbers.
+remaining columns. GPUs have a kernel for all rows (fused.py).
 
 It knows no requests, no masks and no seeds.
 """
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.kernels.gumbel import draw, gumbel, halves
+from runtime.kernels.gumbel import draw
 from runtime.protocol.sampling import SamplingParams
 
 Weights: TypeAlias = npt.NDArray[np.float32]
@@ -39,10 +39,7 @@ def pick(
     """scores [rows, columns] float32, -inf = not allowed -> a column per row, None if there is none. Ties go
     to the first column. keys: 64 bits per row, ignored for greedy rows. ids [rows, columns] int64, on the
     CPU: the token of each column, ascending; None: the column's index."""
-    if scores.device.type != "cpu":
-        return pick_at_once(scores, params, keys, ids)
-    if scores.stride(1) != 1:
-        scores = scores.contiguous()
+    scores = scores.cpu().contiguous()
     table = scores.numpy()
     picked: list[int | None] = []
     for number, (row, mine, key) in enumerate(zip(table, params, keys, strict=True)):
@@ -131,50 +128,3 @@ def least_weight(weights: Weights, k: int, p: float) -> np.float32:
 
 def _descending(values: Weights) -> Weights:
     return np.sort(values)[::-1]
-
-
-def pick_at_once(
-    scores: Tensor, params: Sequence[SamplingParams], keys: Sequence[int], ids: Tensor | None = None
-) -> list[int | None]:
-    """pick() with operations on all rows, with one transfer from the device for the best columns and one for
-    the drawn ones."""
-    best, column = scores.max(-1)
-    picked = column.tolist()
-    drawn = [index for index, mine in enumerate(params) if not mine.greedy]
-    if drawn:
-        drawn_ids = torch.arange(scores.shape[1]) if ids is None else ids[drawn]
-        mine = torch.from_numpy(halves([keys[index] for index in drawn]))
-        noise = gumbel(mine.to(scores.device), drawn_ids.to(scores.device, torch.int32))
-        chosen = _draw_at_once(scores[drawn], best[drawn], [params[index] for index in drawn], noise)
-        for index, value in zip(drawn, chosen):
-            picked[index] = value
-    return [value if possible else None for value, possible in zip(picked, (best > -math.inf).tolist())]
-
-
-def _draw_at_once(scores: Tensor, best: Tensor, params: Sequence[SamplingParams], noise: Tensor) -> list[int]:
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=scores.device)[:, None]
-
-    relative = scores.sub(best[:, None]).div_(column([mine.temperature for mine in params]))
-    cut = [index for index, mine in enumerate(params) if mine.top_k > 0 or mine.top_p < 1.0]
-    least = column([mine.min_p for mine in params])
-    if cut:
-        weights = relative[cut].exp_().nan_to_num_(0.0)
-        of_cut = _least_at_once(weights, [params[at].top_k for at in cut], [params[at].top_p for at in cut])
-        least[cut] = torch.maximum(least[cut], of_cut)
-    if cut or any(mine.min_p > 0.0 for mine in params):
-        relative.masked_fill_(relative.exp() < least, -math.inf)
-    return relative.add_(noise).max(-1).indices.tolist()
-
-
-def _least_at_once(weights: Tensor, ks: Sequence[int], ps: Sequence[float]) -> Tensor:
-    """least_weight() of all rows [rows, 1], without a transfer between device and host."""
-    width = weights.shape[1]
-    heavy = weights.sort(-1, descending=True).values
-    up_to = heavy.cumsum(-1, dtype=torch.float64)
-    last = [min(k, width) - 1 if k > 0 else width - 1 for k in ks]
-    least = heavy.gather(1, torch.tensor(last, device=weights.device)[:, None])
-    total = up_to.gather(1, (heavy >= least).sum(-1, keepdim=True) - 1)
-    needed = torch.tensor(ps, dtype=torch.float64, device=weights.device)[:, None] * total
-    kept = (up_to - heavy < needed).sum(-1, keepdim=True).clamp_(min=1)
-    return torch.maximum(least, heavy.gather(1, kept - 1))

@@ -1,6 +1,6 @@
 """Sampling on GPUs: all rows of a step in a few kernels, with one copy to the device and one back.
 
-The same tokens as with Sampler, except for rounding; logit processors are run by Sampler.
+The same tokens as with Sampler, except for rounding.
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ class FusedSampler(Sampler):
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
     ) -> list[int | str]:
+        faults: dict[int, str] = {}
         if any(row.sampling.custom_logit_processor is not None for row in rows):
-            return super().sample(logits, rows, masks, keys)
-        tokens = self._drawn(logits, rows, keys, masks).tolist()
-        return [token if token >= 0 else NOTHING_ALLOWED for token in tokens]
+            logits = logits.clone()
+            faults = self._change(logits, rows, [masks.get(index) for index in range(len(rows))])
+            tokens = self._drawn(logits, rows, keys, {}, changed=True)
+        else:
+            tokens = self._drawn(logits, rows, keys, masks)
+        return [
+            self._answer(row, None if token < 0 else token, faults.get(index))
+            for index, (row, token) in enumerate(zip(rows, tokens.tolist()))
+        ]
 
     def at_once(
         self,
@@ -66,9 +73,16 @@ class FusedSampler(Sampler):
         ]
 
     def _drawn(
-        self, scores: Tensor, rows: Sequence[Row], keys: Sequence[int], masks: Mapping[int, TokenMask]
+        self,
+        scores: Tensor,
+        rows: Sequence[Row],
+        keys: Sequence[int],
+        masks: Mapping[int, TokenMask],
+        *,
+        changed: bool = False,
     ) -> Tensor:
-        """[rows] int32: columns of the scores, -1 if none is allowed, -2 if some are not finite."""
+        """[rows] int32: columns of the scores, -1 if none is allowed, -2 if some are not finite. changed: by
+        penalties, processors and masks already, so that some are -inf."""
         params = [row.sampling for row in rows]
         mask_of = np.full(len(rows), -1, dtype=np.int32)
         bits = _NO_BITS
@@ -78,7 +92,7 @@ class FusedSampler(Sampler):
                 packed = mask.bits[: bits.shape[1]]
                 bits[number, : len(packed)] = packed.view(np.int32)
                 mask_of[index] = number
-        changes = changes_of(rows, self._histograms, every(scores.shape[1]))
+        changes = [] if changed else changes_of(rows, self._histograms, every(scores.shape[1]))
         arrays = [
             halves(keys).ravel(),
             np.array([0.0 if one.greedy else one.temperature for one in params], dtype=np.float32),
@@ -96,7 +110,7 @@ class FusedSampler(Sampler):
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
         draws = Draws(temperatures, top_k, top_p, min_p, key_halves.view(-1, 2), of, packed.view(bits.shape))
-        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), draws, check=True)
+        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), draws, check=not changed)
 
 
 def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:

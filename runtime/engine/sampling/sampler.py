@@ -97,39 +97,23 @@ class Sampler:
         into rows. keys: 64 bits per row, see key_of(), ignored for greedy rows. Each row has its own
         `seq`."""
         answers: list[int | str] = [NOTHING_ALLOWED] * len(rows)
-        plain, sparse, dense = [], [], []
+        plain, changed = [], []
         for index, row in enumerate(rows):
-            mask = masks.get(index)
-            processed = row.sampling.custom_logit_processor is not None
-            if mask is not None and mask.allowed is not None and not processed:
-                sparse.append(index)
-            elif mask is not None or processed or row.sampling.adjusts_logits:
-                dense.append(index)
-            else:
-                plain.append(index)
-        for group in (plain, dense, sparse):
+            changes = index in masks or row.sampling.custom_logit_processor is not None
+            (changed if changes or row.sampling.adjusts_logits else plain).append(index)
+        for group in (plain, changed):
             for first in range(0, len(group), ROWS_AT_ONCE):
                 some = group[first : first + ROWS_AT_ONCE]
-                some_rows, ids = [rows[index] for index in some], None
+                some_rows = [rows[index] for index in some]
                 faults: dict[int, str] = {}  # by index into `some`
-                if group is plain:
-                    scores = logits if len(some) == len(rows) else logits[some]
-                elif group is dense:
+                if group is changed:
                     scores = logits[some]
                     faults = self._change(scores, some_rows, [masks.get(index) for index in some])
                 else:
-                    allowed = [masks[index].allowed for index in some]
-                    scores, ids = self._listed(logits, some, some_rows, allowed)
-                picked = pick(
-                    scores, [row.sampling for row in some_rows], [keys[index] for index in some], ids
-                )
+                    scores = logits if len(some) == len(rows) else logits[some]
+                picked = pick(scores, [row.sampling for row in some_rows], [keys[index] for index in some])
                 for at, (index, column) in enumerate(zip(some, picked)):
-                    if at in faults:
-                        answers[index] = faults[at]
-                    elif column is not None:
-                        answers[index] = column if ids is None else int(ids[at, column])
-                    elif (name := rows[index].sampling.custom_logit_processor) is not None:
-                        answers[index] = NOTHING_LEFT.format(name=name)
+                    answers[index] = self._answer(rows[index], column, faults.get(at))
         return answers
 
     def at_once(
@@ -184,6 +168,16 @@ class Sampler:
             ]
         return answers
 
+    @staticmethod
+    def _answer(row: Row, token: int | None, fault: str | None) -> int | str:
+        """token: the one drawn; None: none is allowed."""
+        if fault is not None:
+            return fault
+        if token is not None:
+            return token
+        name = row.sampling.custom_logit_processor
+        return NOTHING_ALLOWED if name is None else NOTHING_LEFT.format(name=name)
+
     def _change(
         self, scores: Tensor, rows: Sequence[Row], masks: Sequence[TokenMask | None]
     ) -> dict[int, str]:
@@ -200,23 +194,6 @@ class Sampler:
             else:
                 scores[masked] = scores[masked].masked_fill_(forbidden, -math.inf)
         return faults
-
-    def _listed(
-        self, logits: Tensor, some: Sequence[int], rows: Sequence[Row], allowed: Sequence[Any]
-    ) -> tuple[Tensor, Tensor]:
-        """The scores of the allowed ids of `some` rows [rows, most ids], padded with -inf, and the ids at the
-        same indices."""
-        lists = [np.asarray(ids, dtype=np.int64) for ids in allowed]
-        lists = [ids[: np.searchsorted(ids, logits.shape[1])] for ids in lists]
-        widest = max(1, *(len(ids) for ids in lists))
-        ids, real = np.zeros((len(rows), widest), dtype=np.int64), np.zeros((len(rows), widest), dtype=bool)
-        for row, mine in enumerate(lists):
-            ids[row, : len(mine)], real[row, : len(mine)] = mine, True
-        columns = torch.from_numpy(ids).to(logits.device)
-        scores = logits[torch.tensor(some, device=logits.device)[:, None], columns]
-        if any(row.sampling.adjusts_logits for row in rows):
-            adjust(scores, rows, self._histograms, listed(lists))
-        return scores.masked_fill_(~torch.from_numpy(real).to(logits.device), -math.inf), columns.cpu()
 
     def _process(self, scores: Tensor, rows: Sequence[Row]) -> dict[int, str]:
         """Run the rows' logit processors on scores, in place, each once over all its rows. If a processor
@@ -257,25 +234,11 @@ class Sampler:
 class Unsampled(Sampler):
     """Used if another rank's draws count: every row gets token 0."""
 
-    def sample(
-        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
-    ) -> list[int | str]:
-        return [0] * len(rows)
+    def at_once(self, logits: Logits, rows: Sequence[Row], *_: Any, **__: Any) -> list[Sample | str] | None:
+        return [Sample(0)] * len(rows)
 
-    def at_once(
-        self,
-        logits: Logits,
-        rows: Sequence[Row],
-        masks: Mapping[int, TokenMask],
-        keys: Sequence[int],
-        then: Then | None = None,
-    ) -> list[Sample | str] | None:
-        return None
-
-    def sample_listed(
-        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], keys: Sequence[int]
-    ) -> list[int | str]:
-        return [0] * len(rows)
+    def sample_listed(self, values: Sequence[Tensor], *_: Any, **__: Any) -> list[int | str]:
+        return [0] * len(values)
 
 
 def _takes_best(params: SamplingParams) -> bool:

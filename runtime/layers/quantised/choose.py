@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[[Quantization], Format]] = {
     "fp8": Float8,
     "awq": AWQ,
     "gptq": GPTQ,
-    "gguf": lambda kept: GGUF(),
+    "gguf": GGUF,
 }
 
 

@@ -22,14 +22,22 @@ WORD = 32
 """Bits of the integers that codes are packed into."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The index among eight neighbours of each four bits of an AWQ word, from the lowest bits up."""
+_INDICES = (torch.int32, torch.int64)
 _ACTIVATIONS = ("input_scale", "input_zero_point", "input_scale_ub", "activation_scale", "output_scale")
 """Tensors about activations, which are not quantised here."""
 
 
 class Format(ABC):
-    @abstractmethod
+    """marks: ends of names; a matrix with one of these tensors is quantised."""
+
+    marks: tuple[str, ...] = ("qweight",)
+
+    def __init__(self, kept: Quantization) -> None:
+        self._kept = kept
+
     def holds(self, weights: Weights, name: str) -> bool:
         """Whether the matrix `name` is quantised."""
+        return any(f"{name}.{mark}" in weights for mark in self.marks)
 
     @abstractmethod
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
@@ -40,11 +48,7 @@ class CompressedTensors(Format):
     """`weight` as codes, or `weight_packed` into words along the inputs; `weight_scale`, `weight_zero_point`
     and `weight_g_idx`. Packed codes and zero points are stored with half their range added."""
 
-    def __init__(self, kept: Quantization) -> None:
-        self._kept = kept
-
-    def holds(self, weights: Weights, name: str) -> bool:
-        return f"{name}.weight_scale" in weights
+    marks = ("weight_scale",)
 
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
         kept = self._kept
@@ -56,27 +60,18 @@ class CompressedTensors(Format):
             offset = self._zeros(weights, f"{name}.weight_zero_point", scale, outputs, inputs)
             return Codes(data, scale, group, offset)
         half = 1 << (kept.bits - 1)
-        packed = weights.take(
-            f"{name}.weight_packed", (outputs, _ceil(inputs * kept.bits, WORD)), types=(torch.int32,)
-        )
+        packed = _words(weights, f"{name}.weight_packed", outputs, _ceil(inputs * kept.bits, WORD))
         codes = unpacked(packed, kept.bits)[:, :inputs]
         zeros: Tensor | int = half
         zero_name = f"{name}.weight_zero_point"
         if not kept.symmetric:
-            packed = weights.take(
-                zero_name, (_ceil(outputs * kept.bits, WORD), scale.shape[1]), types=(torch.int32,)
-            )
+            packed = _words(weights, zero_name, _ceil(outputs * kept.bits, WORD), scale.shape[1])
             zeros = unpacked(packed.t(), kept.bits)[:, :outputs].t()
         weights.skip(zero_name)
-        index = (
-            weights.take(f"{name}.weight_g_idx", (inputs,), types=(torch.int32, torch.int64))
-            if kept.ordered
-            else None
-        )
-        weights.skip(f"{name}.weight_g_idx")
-        return _integers(
-            codes, scale, zeros, group, kept.bits, index, weights.path_of(f"{name}.weight_packed")
-        )
+        index_name, path = f"{name}.weight_g_idx", weights.path_of(f"{name}.weight_packed")
+        index = weights.take(index_name, (inputs,), types=_INDICES) if kept.ordered else None
+        weights.skip(index_name)
+        return _integers(codes, scale, zeros, group, kept.bits, index, path)
 
     def _zeros(self, weights: Weights, name: str, scale: Tensor, outputs: int, inputs: int) -> Tensor | None:
         if self._kept.symmetric:
@@ -90,18 +85,12 @@ class CompressedTensors(Format):
 class Float8(Format):
     """`weight` in float8_e4m3fn, multiplied by `weight_scale_inv` or `weight_scale`."""
 
-    def __init__(self, kept: Quantization) -> None:
-        self._kept = kept
-
-    def holds(self, weights: Weights, name: str) -> bool:
-        return any(f"{name}.{scale}" in weights for scale in ("weight_scale_inv", "weight_scale"))
+    marks = ("weight_scale_inv", "weight_scale")
 
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
         weights.skip(*(f"{name}.{one}" for one in _ACTIVATIONS))
-        scale_name = f"{name}.weight_scale_inv"
-        if scale_name not in weights:
-            scale_name = f"{name}.weight_scale"
-        scale, group = _scales(weights, scale_name, self._kept, outputs, inputs)
+        scale_name = next(mark for mark in self.marks if f"{name}.{mark}" in weights)
+        scale, group = _scales(weights, f"{name}.{scale_name}", self._kept, outputs, inputs)
         return Codes(_checked(weights, f"{name}.weight", (outputs, inputs), (E4M3,)), scale, group)
 
 
@@ -109,19 +98,12 @@ class AWQ(Format):
     """`qweight` [inputs, outputs / 8] and `qzeros` [groups, outputs / 8] in words along the outputs, in AWQ's
     own order; `scales` [groups, outputs]."""
 
-    def __init__(self, kept: Quantization) -> None:
-        self._kept = kept
-        self._order = torch.tensor(AWQ_ORDER).argsort()
-
-    def holds(self, weights: Weights, name: str) -> bool:
-        return f"{name}.qweight" in weights
-
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
         bits = self._kept.bits
         group = self._kept.group or inputs
         groups, width = _ceil(inputs, group), _ceil(outputs * bits, WORD)
         codes, zeros = (
-            self._sorted(weights.take(f"{name}.{part}", (rows, width), types=(torch.int32,)))[:, :outputs]
+            self._sorted(_words(weights, f"{name}.{part}", rows, width))[:, :outputs]
             for part, rows in (("qweight", inputs), ("qzeros", groups))
         )
         scale = weights.take(f"{name}.scales", (groups, outputs)).t().contiguous()
@@ -129,45 +111,37 @@ class AWQ(Format):
         return _integers(codes.t(), scale, zeros.t(), group, bits, None, path)
 
     def _sorted(self, packed: Tensor) -> Tensor:
-        return (
-            unpacked(packed, self._kept.bits).unflatten(1, (-1, len(AWQ_ORDER)))[..., self._order].flatten(1)
-        )
+        codes = unpacked(packed, self._kept.bits).unflatten(1, (-1, len(AWQ_ORDER)))
+        return codes[..., torch.tensor(AWQ_ORDER).argsort()].flatten(1)
 
 
 class GPTQ(Format):
     """`qweight` [inputs / 8, outputs] in words along the inputs; `qzeros` [groups, outputs / 8] along the
     outputs; `scales` [groups, outputs]; `g_idx` [inputs], the group of each input."""
 
-    def __init__(self, kept: Quantization) -> None:
-        self._kept = kept
-
-    def holds(self, weights: Weights, name: str) -> bool:
-        return f"{name}.qweight" in weights
-
     def read(self, weights: Weights, name: str, outputs: int, inputs: int) -> Codes:
         kept = self._kept
         group = kept.group or inputs
         groups = _ceil(inputs, group)
-        packed = weights.take(
-            f"{name}.qweight", (_ceil(inputs * kept.bits, WORD), outputs), types=(torch.int32,)
-        )
+        packed = _words(weights, f"{name}.qweight", _ceil(inputs * kept.bits, WORD), outputs)
         codes = unpacked(packed.t(), kept.bits)[:, :inputs]
-        packed = weights.take(
-            f"{name}.qzeros", (groups, _ceil(outputs * kept.bits, WORD)), types=(torch.int32,)
-        )
+        packed = _words(weights, f"{name}.qzeros", groups, _ceil(outputs * kept.bits, WORD))
         zeros = unpacked(packed, kept.bits)[:, :outputs].t()
         if kept.zeros_less_one:  # stored with wrap-around, so that 0 became the highest value
             zeros = (zeros.int() + 1) & ((1 << kept.bits) - 1)
         scale = weights.take(f"{name}.scales", (groups, outputs)).t().contiguous()
         index = None
         if f"{name}.g_idx" in weights:
-            index = weights.take(f"{name}.g_idx", (inputs,), types=(torch.int32, torch.int64))
+            index = weights.take(f"{name}.g_idx", (inputs,), types=_INDICES)
         path = weights.path_of(f"{name}.qweight")
         return _integers(codes, scale, zeros, group, kept.bits, index, path)
 
 
 class Float8OnLoad(Format):
     """Plain weights, rounded on load to float8_e4m3fn with a scale per output."""
+
+    def __init__(self) -> None:
+        """There is no configuration to keep."""
 
     def holds(self, weights: Weights, name: str) -> bool:
         return True
@@ -177,6 +151,10 @@ class Float8OnLoad(Format):
         most = torch.finfo(E4M3).max
         scale = plain.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny * most) / most
         return Codes((plain / scale).to(E4M3), scale, inputs)
+
+
+def _words(weights: Weights, name: str, *shape: int) -> Tensor:
+    return weights.take(name, shape, types=(torch.int32,))
 
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:

@@ -30,6 +30,7 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.engine import EngineBackend
 from tests.exploring import EXPLORE
+from tests.unit.runtime.engine.sampling.at_once import pick_at_once
 
 transformers = pytest.importorskip("transformers")
 PROGRAMS = int(os.environ.get("SEEDED_PROGRAMS", "1000"))
@@ -266,7 +267,7 @@ def test_programs_draw_the_same(folder: Path, asked: dict[int, Any], monkeypatch
             settings = {"max_running_requests": 16, **COMMON, **options}
             with monkeypatch.context() as patch:
                 if name == "all rows at once":
-                    patch.setattr(sampler, "pick", draw.pick_at_once)
+                    patch.setattr(sampler, "pick", pick_at_once)
                 with Engine(str(folder), **settings) as engine:
                     other, found = run(engine, settings["max_running_requests"])
             gaps = changed(base, other, alone, asked)

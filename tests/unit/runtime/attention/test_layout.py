@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.attention.base import ATTENTION, choose
-from runtime.attention.layout import Band, Bundle, Causal, Full, Member, Span, cut_runs, join, layout
+from runtime.attention.layout import Band, Full, Member, Span, cut_runs, join, split
 from runtime.attention.pool import HeadMajorPool, KVShape, PageMajorPool, slots_of
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.registry import UnknownName
@@ -23,9 +23,14 @@ def test_a_prefix_of_64_rows_is_one_piece_and_their_tails_another() -> None:
     rows = tuple(row(1005, 1, 2000 + 20 * n + 5) for n in range(64))
     tails = [Segment((Run(2000 + 20 * n, 5),), (n,), 1000) for n in range(64)]
     plan = StepPlan(rows, (Segment((Run(0, 1000),), tuple(range(64)), 0), *tails))
-    bundle, full = layout(plan, None)
-    assert bundle == Bundle(tuple(Member(Span(n, 1), (Run(2000 + 20 * n, 6),), 5) for n in range(64)))
-    assert full == Full(tuple(Span(n, 1) for n in range(64)), (Run(0, 1000),))
+    bands, members, shared = split(plan, None)
+    assert not bands
+    assert members == [Member(Span(n, 1), (Run(2000 + 20 * n, 6),), 5) for n in range(64)]
+    assert shared == [Full(tuple(Span(n, 1) for n in range(64)), (Run(0, 1000),))]
+    views = choose("torch_views", CPU)(KVShape(1, 1, 8, torch.float32, CPU), 4096, 1, (None,))
+    bundle, full = views._parts(plan, None)  # type: ignore[attr-defined]
+    assert (bundle.queries, bundle.batch, len(bundle.keys)) == (slice(0, 64), 64, 64 * 6)
+    assert (full.queries, full.batch, full.keys) == (slice(0, 64), 1, slice(0, 1000))
 
 
 def test_neighbouring_segments_of_the_same_rows_become_one_run() -> None:
@@ -38,18 +43,12 @@ def test_neighbouring_segments_of_the_same_rows_become_one_run() -> None:
             Segment((Run(0, 110),), (0,), 190),
         ),
     )
-    pieces = layout(plan, None)
-    assert Full((Span(0, 1), Span(1, 1)), (Run(100, 190),)) in pieces
-    assert (
-        Bundle(
-            (
-                Member(Span(0, 1), (Run(0, 110), Run(300, 1)), 110),
-                Member(Span(1, 1), (Run(90, 100), Run(400, 1)), 100),
-            )
-        )
-        in pieces
-    )
-    assert len(pieces) == 2
+    _, members, shared = split(plan, None)
+    assert shared == [Full((Span(0, 1), Span(1, 1)), (Run(100, 190),))]
+    assert members == [
+        Member(Span(0, 1), (Run(0, 110), Run(300, 1)), 110),
+        Member(Span(1, 1), (Run(90, 100), Run(400, 1)), 100),
+    ]
 
 
 def test_long_contexts_stay_views() -> None:
@@ -57,14 +56,13 @@ def test_long_contexts_stay_views() -> None:
         (row(900, 1, 900), row(500, 40, 2000)),
         (Segment((Run(0, 900),), (0,), 0), Segment((Run(1000, 500),), (1,), 0)),
     )
-    assert layout(plan, None) == [
-        Full((Span(0, 1),), (Run(0, 901),)),
-        Full((Span(1, 40),), (Run(1000, 500),)),
-        Causal(Span(1, 40)),
-    ]
     views = choose("auto", CPU)(KVShape(1, 1, 8, torch.float32, CPU), 4096, 1, (None,))
-    for level in views._levels(layout(plan, None)):  # type: ignore[attr-defined]
-        assert all(isinstance(part.keys, slice) or part.keys is None for part in level.parts)
+    parts = views._parts(plan, None)  # type: ignore[attr-defined]
+    assert [(part.queries, part.keys) for part in parts] == [
+        (slice(0, 1), slice(0, 901)),
+        (slice(1, 41), slice(1000, 1500)),
+        (slice(1, 41), None),
+    ]
 
 
 def test_windows_cut_what_is_out_of_sight() -> None:
@@ -72,20 +70,16 @@ def test_windows_cut_what_is_out_of_sight() -> None:
         (row(300, 1, 1000), row(450, 1, 1001)),
         (Segment((Run(0, 300),), (0, 1), 0), Segment((Run(500, 150),), (1,), 300)),
     )
-    assert set(layout(plan, 200)) == {
-        Full((Span(0, 1),), (Run(101, 199), Run(1000, 1))),
-        Full((Span(1, 1),), (Run(251, 49), Run(500, 150), Run(1001, 1))),
-    }
-    assert set(layout(plan, 100)) == {
-        Bundle(
-            (
-                Member(Span(0, 1), (Run(201, 99), Run(1000, 1)), 99),
-                Member(Span(1, 1), (Run(551, 99), Run(1001, 1)), 99),
-            )
-        )
-    }
+    assert split(plan, 200).members == [
+        Member(Span(0, 1), (Run(101, 199), Run(1000, 1)), 199),
+        Member(Span(1, 1), (Run(251, 49), Run(500, 150), Run(1001, 1)), 199),
+    ]
+    assert split(plan, 100).members == [
+        Member(Span(0, 1), (Run(201, 99), Run(1000, 1)), 99),
+        Member(Span(1, 1), (Run(551, 99), Run(1001, 1)), 99),
+    ]
     prefill = StepPlan((row(10, 300, 100),), (Segment((Run(0, 10),), (0,), 0),))
-    assert layout(prefill, 64) == [
+    assert split(prefill, 64).bands == [
         Band(Span(0, 256), (Run(0, 10), Run(100, 256)), 10, 64),
         Band(Span(256, 44), (Run(100 + 193, 107),), 63, 64),
     ]

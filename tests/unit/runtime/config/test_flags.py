@@ -102,7 +102,7 @@ def test_every_option_has_a_flag_and_a_help_text() -> None:
     for _, config in GROUPS:
         for one in options_of(config):
             assert "--" + one.name.replace("_", "-") in text
-            assert len(help_of(one)) > 10
+            assert len(help_of(config, one.name)) > 10
         assert len(options_of(config)) == len(dataclasses.fields(config))
 
 

@@ -16,12 +16,13 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.engine.sampling import sampler
-from runtime.engine.sampling.draw import pick, pick_at_once
+from runtime.engine.sampling.draw import pick
 from runtime.kernels.native import layers, products
 from runtime.kernels.native.library import library
 from runtime.models import native_layers
 from runtime.protocol.sampling import SamplingParams
 from tests.unit.runtime.engine.conftest import CASES
+from tests.unit.runtime.engine.sampling.at_once import pick_at_once
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler")
 SETTINGS: dict[str, Any] = {"max_total_tokens": 8192, "dtype": "float32", "device": "cpu", "threads": 1}

@@ -13,8 +13,7 @@ from runtime.config.parts.experts import (
     Clamp,
     ExpertsSpec,
     RouterSpec,
-    checked,
-    expert_count,
+    experts_of,
     layers_after,
     sparse_layers,
 )
@@ -131,6 +130,10 @@ def test_side_by_side_they_give_the_same(spec: RouterSpec, biased: bool) -> None
 # -- configurations ------------------------------------------------------------------------------------------
 
 
+def _fields(**values: Any) -> Fields:
+    return Fields({"width": 4, **values}, "config.json")
+
+
 @pytest.mark.parametrize(
     ("router", "told"),
     [
@@ -143,22 +146,22 @@ def test_side_by_side_they_give_the_same(spec: RouterSpec, biased: bool) -> None
 )
 def test_a_router_that_cannot_be_is_refused(router: RouterSpec, told: str) -> None:
     with pytest.raises(ModelLoadError, match=told):
-        checked(Fields({}, "config.json"), ExpertsSpec((True,), COUNT, 4, router))
+        experts_of(_fields(num_experts=COUNT), (True,), router, "width")
 
 
 def test_which_layers_have_experts() -> None:
-    def fields(**values: Any) -> Fields:
-        return Fields(values, "config.json")
-
+    fields = _fields
     assert sparse_layers(fields(), 3) == (True,) * 3
     assert sparse_layers(fields(decoder_sparse_step=2, mlp_only_layers=[3]), 6) == (
         False, True, False, False, False, True,
     )  # fmt: skip
     assert layers_after(fields(first_k_dense_replace=2), 4) == (False, False, True, True)
     assert layers_after(fields(first_k_dense_replace=0), 2) == (True, True)
-    assert checked(fields(), ExpertsSpec((False,) * 3, COUNT, 4, RouterSpec(2))) is None
-    assert expert_count(fields(num_experts=5)) == expert_count(fields(n_routed_experts=5)) == 5
+    assert experts_of(fields(num_experts=5), (False,) * 3, RouterSpec(2), "width") is None
+    for name in ("num_experts", "n_routed_experts", "num_local_experts"):
+        spec = experts_of(fields(**{name: 5}), (True,), RouterSpec(2), "width", bias=True)
+        assert spec == ExpertsSpec((True,), 5, 4, RouterSpec(2), bias=True)
     with pytest.raises(ModelLoadError, match="'moe_layer_freq' 2 is not supported"):
         layers_after(fields(moe_layer_freq=2), 4)
     with pytest.raises(ModelLoadError, match="'num_experts' is missing"):
-        expert_count(fields())
+        experts_of(fields(), (True,), RouterSpec(2), "width")

@@ -87,3 +87,20 @@ def test_what_is_not_made_at_once() -> None:
     ids = Row(1, (0,), 0, (Run(0, 1),), SamplingParams(), token_ids=(1,))
     for one in (processed, ids):
         assert FusedSampler().at_once(given, [one], {}, [0]) is None
+
+
+def test_rows_with_a_logit_processor_too() -> None:
+    some = {"allowed_token_ids": [3, 9, 40]}
+    rows = [
+        *ROWS,
+        row(custom_logit_processor="allowed_token_ids", custom_params=some),
+        row(custom_logit_processor="allowed_token_ids", custom_params=some, temperature=0.0),
+        row(custom_logit_processor="odd"),
+    ]
+    logits, draws = logits_of(len(rows)), [number << 50 | number for number in range(len(rows))]
+    masks = {**MASKS, len(ROWS): mask_of([3, 4]), len(ROWS) + 1: mask_of([5])}
+    got = FusedSampler().sample(logits, rows, masks, draws)
+    assert got == Sampler().sample(logits, rows, masks, draws)
+    assert got[len(ROWS)] == 3
+    assert "allows no token" in str(got[-2]) or "allow no token" in str(got[-2])
+    assert "'odd'" in str(got[-1])

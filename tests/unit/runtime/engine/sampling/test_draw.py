@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engine.sampling.draw import pick, pick_at_once
+from runtime.engine.sampling.draw import pick
 from runtime.kernels import gumbel
 from runtime.protocol.sampling import SamplingParams
+from tests.unit.runtime.engine.sampling.at_once import pick_at_once
 
 
 @pytest.mark.parametrize("width", [1, 2, 127, 128, 129, 1000, 5000, 40_000])
