@@ -333,8 +333,8 @@ def _metavar(kind: Any) -> str:
 
 def _help(config: type[Any], one: Field[Any]) -> str:
     text, value = help_of(config, one.name).replace("%", "%%"), default_of(one)
-    unsaid = is_secret(one) or value is None or value == ()
-    return text if unsaid else f"{text} (default: {value})"
+    hidden = is_secret(one) or value is None or value == ()
+    return text if hidden else f"{text} (default: {value})"
 
 
 def _reason(error: Exception) -> str:
