@@ -116,7 +116,9 @@ def encoder_spec(architecture: str, fields: Fields) -> EncoderSpec:
     positions = fields.integer("max_position_embeddings")
     if family.counts_from_pad and positions <= pad + 1:
         raise fields.fail(f"'max_position_embeddings' must be above {pad + 1}, got {positions}")
-    labels = _labels(fields) if family.head is not None else 0
+    labels = 0
+    if family.head is not None:  # two if config.json does not have the number
+        labels = len(fields.child("id2label").values) or fields.integer("num_labels", 2)
     return EncoderSpec(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -147,12 +149,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name in ("is_decoder", "add_cross_attention"):
         if fields.flag(name, False):
             raise fields.fail(f"{name!r} is not supported: the model is run as an encoder")
-
-
-def _labels(fields: Fields) -> int:
-    """The number of the classifier's labels; two if config.json does not have it."""
-    names = fields.child("id2label").values
-    return len(names) or fields.integer("num_labels", 2)
 
 
 def _score(fields: Fields, labels: int) -> str:

@@ -11,7 +11,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -213,9 +213,13 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
     name looks like a typo of a known one."""
     values: dict[str, Any] = {}
     known = {_variable(one.name) for config in ALL for one in options_of(config)} | OTHER_VARIABLES
+    names = {name.removeprefix(ENV_PREFIX): name for name in known}
     for variable in environment:
         if variable.upper().startswith(ENV_PREFIX) and variable not in known:
-            _check_typo(variable, known)
+            match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, TYPO_SIMILARITY)
+            if match is not None:
+                hint = f"did you mean {names[match]}?"
+                raise BadRequest("there is no such option", where=variable, hint=hint)
     for _, config in groups:
         kinds = _kinds(config)
         for one in options_of(config):
@@ -231,13 +235,6 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
     return values
 
 
-def _check_typo(variable: str, known: Collection[str]) -> None:
-    names = {name.removeprefix(ENV_PREFIX): name for name in known}
-    match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, TYPO_SIMILARITY)
-    if match is not None:
-        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {names[match]}?")
-
-
 def _variable(name: str) -> str:
     return f"{ENV_PREFIX}{name.upper()}"
 
@@ -248,13 +245,20 @@ def _variable(name: str) -> str:
 def parse(text: str, kind: Any) -> Any:
     """A value of the annotation `kind` from text. Raises ValueError with the expected form."""
     accepted = _members(kind)
-    if type(None) in accepted and text.strip().lower() in _NONE:
+    word = text.strip().lower()
+    if type(None) in accepted and word in _NONE:
         return None
     for member in accepted:
         if member is bool:
-            return _truth(text)
+            if word not in _TRUTHS:
+                raise ValueError(f"must be one of {', '.join(_TRUTHS)}, got {text!r}")
+            return _TRUTHS[word]
         if member in (int, float):
-            return _number(text, member)
+            try:
+                return member(text)
+            except ValueError:
+                what = "a whole number" if member is int else "a number"
+                raise ValueError(f"must be {what}, got {text!r}") from None
         if typing.get_origin(member) is tuple:
             return [part.strip() for part in text.split(",") if part.strip()]
         if typing.get_origin(member) is dict and text.lstrip().startswith("{") and '"' in text:
@@ -263,21 +267,6 @@ def parse(text: str, kind: Any) -> Any:
             except json.JSONDecodeError:
                 continue  # a text that begins like an object, such as a template
     return text
-
-
-def _number(text: str, kind: Any) -> int | float:
-    try:
-        return int(text) if kind is int else float(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"must be {what}, got {text!r}") from None
-
-
-def _truth(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in _TRUTHS:
-        raise ValueError(f"must be one of {', '.join(_TRUTHS)}, got {text!r}")
-    return _TRUTHS[word]
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -298,13 +287,8 @@ def _add(group: Any, one: Field[Any], kind: Any, text: str) -> None:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=text, default=argparse.SUPPRESS)
         return
     if kind == bool | None:  # yes, no or undecided: may be given as a switch and as a value
-        group.add_argument(
-            "--no-" + name[2:],
-            dest=one.name,
-            action="store_false",
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+        unset = argparse.SUPPRESS
+        group.add_argument("--no-" + name[2:], dest=one.name, action="store_false", default=unset, help=unset)
 
     def convert(text: str) -> Any:
         try:

@@ -306,11 +306,8 @@ class _Ropes:
 
     def of_layers(self, layers: int) -> tuple[RopeSpec, tuple[RopeSpec | None, ...]]:
         """ModelSpec's rope and layer_ropes."""
-        kinds = (
-            self.family.rope.kinds(self.fields, layers)
-            if self.family.rope.kinds is not None
-            else ("",) * layers
-        )
+        read = self.family.rope.kinds
+        kinds = ("",) * layers if read is None else read(self.fields, layers)
         by_kind = {kind: self.of_kind(kind) for kind in dict.fromkeys(kinds) if kind is not None}
         if len(set(kinds)) == 1 and by_kind:
             return next(iter(by_kind.values())), ()
@@ -419,10 +416,8 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     def magnitude(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
-    mscale, everywhere = (
-        rope.number("mscale", 0.0, above=-1.0),
-        rope.number("mscale_all_dim", 0.0, above=-1.0),
-    )
+    mscale = rope.number("mscale", 0.0, above=-1.0)
+    everywhere = rope.number("mscale_all_dim", 0.0, above=-1.0)
     if mscale and everywhere:
         return magnitude(mscale) / magnitude(everywhere)
     return magnitude(1.0)

@@ -186,35 +186,9 @@ def check(
     for index, (row, length) in enumerate(zip(plan.rows, covered)):
         if length == row.position and _usual(row, vocab_size, slots):
             continue
-        row_name = f"step plan, row {index} (sequence {row.seq})"
-        if not row.tokens:
-            raise InternalFault("the row has no tokens", where=row_name)
-        if length != row.position:
-            raise InternalFault(
-                f"its segments hold {length} tokens, its position is {row.position}", where=row_name
-            )
-        if sum(run.length for run in row.slots) != len(row.tokens):
-            raise InternalFault(f"slots {row.slots} do not fit its {len(row.tokens)} tokens", where=row_name)
-        if any(run.start < 0 or run.start + run.length > slots for run in row.slots):
-            raise InternalFault(f"slots {row.slots} leave the pool of {slots} slots", where=row_name)
-        if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
-            raise InternalFault(f"an input id is outside the vocabulary of {vocab_size}", where=row_name)
-        if any(
-            not 0 <= token < len(row.tokens) or not 0 <= target < vocab_size for token, target in row.scores
-        ):
-            raise InternalFault(
-                f"scores {row.scores} point outside its tokens or the vocabulary", where=row_name
-            )
-        if not 0 <= row.drafts < len(row.tokens) or (row.drafts and not row.sample):
-            raise InternalFault(f"{row.drafts} of its {len(row.tokens)} tokens are drafts", where=row_name)
-        if row.adapter and row.adapter not in adapters:
-            raise InternalFault(f"the adapter {row.adapter} is not loaded", where=row_name)
-        if row.media:
-            _check_media(row, images, row_name)
-        if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
-            raise InternalFault(
-                f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=row_name
-            )
+        wrong = _wrong(row, length, vocab_size, slots, adapters) or _wrong_media(row, images)
+        if wrong:
+            raise InternalFault(wrong, where=f"step plan, row {index} (sequence {row.seq})")
 
 
 def _usual(row: Row, vocab_size: int, slots: int) -> bool:
@@ -226,20 +200,45 @@ def _usual(row: Row, vocab_size: int, slots: int) -> bool:
     return plain and size == 1 and 0 <= start < slots and 0 <= row.tokens[0] < vocab_size
 
 
-def _check_media(row: Row, images: ImageStore | None, row_name: str) -> None:
+def _wrong(row: Row, length: int, vocab_size: int, slots: int, adapters: Container[int]) -> str:
+    """How the row is invalid; "" = it is not. length: tokens in its segments."""
+    count = len(row.tokens)
+    if not count:
+        return "the row has no tokens"
+    if length != row.position:
+        return f"its segments hold {length} tokens, its position is {row.position}"
+    if sum(run.length for run in row.slots) != count:
+        return f"slots {row.slots} do not fit its {count} tokens"
+    if any(run.start < 0 or run.start + run.length > slots for run in row.slots):
+        return f"slots {row.slots} leave the pool of {slots} slots"
+    if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
+        return f"an input id is outside the vocabulary of {vocab_size}"
+    if any(not 0 <= token < count or not 0 <= target < vocab_size for token, target in row.scores):
+        return f"scores {row.scores} point outside its tokens or the vocabulary"
+    if not 0 <= row.drafts < count or (row.drafts and not row.sample):
+        return f"{row.drafts} of its {count} tokens are drafts"
+    if row.adapter and row.adapter not in adapters:
+        return f"the adapter {row.adapter} is not loaded"
+    if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
+        return f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}"
+    return ""
+
+
+def _wrong_media(row: Row, images: ImageStore | None) -> str:
+    if not row.media:
+        return ""
     if images is None:
-        raise InternalFault("the model takes no media", where=row_name)
+        return "the model takes no media"
     at = 0
     for span in row.media:
         if span.item not in images:
-            raise InternalFault(f"the picture {span.item} is not loaded", where=row_name)
+            return f"the picture {span.item} is not loaded"
         whole = images.tokens(span.item)
         within = span.offset >= 0 and span.length > 0 and span.offset + span.length <= whole
         if not within or span.first < at or span.first + span.length > len(row.tokens):
-            raise InternalFault(
-                f"{span} does not fit the row, or the picture's {whole} tokens", where=row_name
-            )
+            return f"{span} does not fit the row, or the picture's {whole} tokens"
         at = span.first + span.length
+    return ""
 
 
 _NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())

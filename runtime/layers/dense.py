@@ -44,17 +44,9 @@ class DenseLinear(Linear):
     the largest number of rows that uses it if there are also weights packed by oneDNN."""
 
     __slots__ = (
-        "_gemv",
-        "_packed",
-        "_plain",
-        "_sized",
-        "_transpose",
-        "bias",
-        "dtype",
-        "inputs",
-        "product",
+        "_gemv", "_packed", "_plain", "_sized", "_transpose", "bias", "dtype", "inputs", "product",
         "product_up_to",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, both: bool = False

@@ -133,7 +133,7 @@ class Checkpoint:
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
-            return tuple(self._files[file].get_slice(name).get_shape())
+            return tuple(self._files[file].getas_slice(name).get_shape())
         except SafetensorError as error:
             raise ModelLoadError(f"{name!r} cannot be read: {error}", where=self.path_of(name)) from error
 
@@ -153,7 +153,7 @@ class Checkpoint:
         if rows is None and columns is None:
             return self._read(name, shape, None, types)
         parts = (rows,) if columns is None else (rows, columns)
-        return self._read(name, shape, tuple(map(_slice, parts)), types)
+        return self._read(name, shape, tuple(map(as_slice, parts)), types)
 
     def entry(
         self, name: str, shape: Shape, entry: int, rows: Part = None, columns: Part = None,
@@ -161,7 +161,7 @@ class Checkpoint:
     ) -> Tensor:  # fmt: skip
         """One entry of the first dimension of the tensor `name`, whose shape is `shape`, as with take():
         [rows, columns, all of further dimensions]."""
-        parts = tuple(_slice(part) for part in (rows, columns))[: len(shape) - 1]
+        parts = tuple(as_slice(part) for part in (rows, columns))[: len(shape) - 1]
         return self._read(name, shape, (slice(entry, entry + 1), *parts), types)[0]
 
     def _read(self, name: str, shape: Shape, part: tuple[slice, ...] | None, types: Types) -> Tensor:
@@ -170,7 +170,7 @@ class Checkpoint:
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
-            stored = self._files[file].get_slice(name)
+            stored = self._files[file].getas_slice(name)
             stored_shape = tuple(stored.get_shape())
             if stored_shape != tuple(shape):
                 raise ModelLoadError(
@@ -303,5 +303,5 @@ class Weights:
         return self._prefix + name
 
 
-def _slice(indices: range | None) -> slice:
+def as_slice(indices: Part) -> slice:
     return slice(None) if indices is None else slice(indices.start, indices.stop)

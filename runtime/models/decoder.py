@@ -388,11 +388,8 @@ class _Loader:
         spec, names = self.spec, self.names
         ffn, local, bias = spec.ffn_size, self.shard.ffn(spec), spec.mlp_bias
         up = (names.up, ffn, local)
-        inner = (
-            self._from_hidden(number, bias, (names.gate, ffn, local), up)
-            if spec.gated
-            else self._from_hidden(number, bias, up)
-        )
+        gate = [(names.gate, ffn, local)] if spec.gated else []
+        inner = self._from_hidden(number, bias, *gate, up)
         down = self._to_hidden(names.down.format(layer=number), ffn, local, bias)
         return (GatedMLP if spec.gated else PlainMLP)(inner, down, spec.activation)
 

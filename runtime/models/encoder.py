@@ -82,14 +82,9 @@ class TextBatch:
         self._padded_index: Tensor | None = None
         self.mask: Tensor | None = None
         if min(self.lengths) < self.longest:
-            rows = [
-                range(at * self.longest, at * self.longest + size) for at, size in enumerate(self.lengths)
-            ]
-            self._padded_index = flat(rows)
-            there = (
-                torch.arange(self.longest, device=device)[None]
-                < torch.tensor(self.lengths, device=device)[:, None]
-            )
+            lengths = torch.tensor(self.lengths, device=device)
+            there = torch.arange(self.longest, device=device) < lengths[:, None]
+            self._padded_index = there.flatten().nonzero().squeeze(1)
             self.mask = there[:, None, None, :]
 
     def spread(self, x: Tensor) -> Tensor:

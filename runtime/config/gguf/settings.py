@@ -28,10 +28,8 @@ def settings(header: Header, factors: Sequence[float]) -> dict[str, Any]:
         )
     if fields.integer(f"{name}.expert_count", 0, minimum=0):
         raise fields.fail("GGUF files of mixtures of experts are not supported")
-    heads, hidden = (
-        fields.integer(f"{name}.attention.head_count"),
-        fields.integer(f"{name}.embedding_length"),
-    )
+    heads = fields.integer(f"{name}.attention.head_count")
+    hidden = fields.integer(f"{name}.embedding_length")
     head_dim = fields.integer(f"{name}.attention.key_length", hidden // heads)
     if fields.integer(f"{name}.rope.dimension_count", head_dim) != head_dim:
         raise fields.fail("a partial rotary embedding is not supported")

@@ -62,11 +62,8 @@ def _drawn(scores: Tensor, best: int, mine: SamplingParams, key: int, ids: Tenso
     if (floor := _floor(scores.numpy(), float(scores[best]), mine)) > -math.inf:
         columns = np.flatnonzero(scores.numpy() >= floor)
         index = torch.from_numpy(columns)
-        scores, ids, best = (
-            scores[index],
-            index if ids is None else ids[index],
-            int(columns.searchsorted(best)),
-        )
+        scores, ids = scores[index], index if ids is None else ids[index]
+        best = int(columns.searchsorted(best))
     # Relative to the best: the most probable column weighs exactly 1. The temperature is rounded to float32,
     # as when all rows are divided at once.
     weights = scores.sub(scores[best]).div_(float(np.float32(mine.temperature))).exp_()
@@ -108,23 +105,19 @@ def least_weight(weights: Weights, k: int, p: float) -> np.float32:
     if p >= 1.0:
         return least
     if least > 0.0:
-        heavy = _descending(weights[weights >= least])
+        heavy = np.sort(weights[weights >= least])[::-1]
         starts = _sums_before(heavy)
         needed = p * starts[-1]
     else:
         needed = p * weights.sum(dtype=np.float64)
         some = weights >= _LIGHT
-        heavy = _descending(weights[some] if 2 * np.count_nonzero(some) < size else weights)
+        heavy = np.sort(weights[some] if 2 * np.count_nonzero(some) < size else weights)[::-1]
         starts = _sums_before(heavy)
         if needed > starts[-1] and len(heavy) < size:
-            heavy = _descending(weights)
+            heavy = np.sort(weights)[::-1]
             starts = _sums_before(heavy)
     # The last column for which the sum before it is less than needed.
     block = max(0, int(starts[:-1].searchsorted(needed)) - 1)
     inside = heavy[block * _BLOCK : (block + 1) * _BLOCK]
     before = starts[block] + inside.cumsum(dtype=np.float64) - inside
     return max(least, inside[max(1, int((before < needed).sum())) - 1])
-
-
-def _descending(values: Weights) -> Weights:
-    return np.sort(values)[::-1]

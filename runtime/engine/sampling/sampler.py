@@ -97,7 +97,8 @@ class Sampler:
         into rows. keys: 64 bits per row, see key_of(), ignored for greedy rows. Each row has its own
         `seq`."""
         answers: list[int | str] = [NOTHING_ALLOWED] * len(rows)
-        plain, changed = [], []
+        plain: list[int] = []
+        changed: list[int] = []
         for index, row in enumerate(rows):
             changes = index in masks or row.sampling.custom_logit_processor is not None
             (changed if changes or row.sampling.adjusts_logits else plain).append(index)

@@ -30,62 +30,53 @@ def kernel(name: str) -> Callable[..., Any] | None:
 
 @functools.cache
 def _kernel(name: str, native: Library) -> Callable[..., Any]:
-    return _KERNELS[name](native)
+    return functools.partial(_KERNELS[name], native)
 
 
 def _threads(numbers: int) -> int:
     return torch.get_num_threads() if numbers >= SHARED else 1
 
 
-def _rms_norm(native: Library) -> Callable[..., Tensor]:
-    call, parallel = native.rms_norm, native.parallel
-
-    def rms_norm(
-        x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, wide: bool = False
-    ) -> Tensor:
-        size = weight.shape[-1]
-        rows = weight.numel() // size
-        out = torch.empty(x.shape, dtype=x.dtype)
-        to, stride = (None, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
-        call(
-            x.data_ptr(), weight.data_ptr(), to, out.data_ptr(), x.shape[0], rows, size, x.stride(0), stride,
-            eps, rows > 1, x.dtype == torch.bfloat16, weight.dtype == torch.bfloat16, wide, parallel,
-            _threads(out.numel()),
-        )  # fmt: skip
-        return out
-
-    return rms_norm
-
-
-def _rotate(native: Library) -> Callable[..., None]:
-    call, parallel = native.rotate, native.parallel
-
-    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        tokens, heads, dim = x.shape
-        call(
-            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, heads, dim, cos.shape[-1], x.stride(0),
-            x.dtype == torch.bfloat16, parallel, _threads(tokens * heads * dim),
-        )  # fmt: skip
-
-    return rotate
+def _rms_norm(
+    native: Library,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    *,
+    wide: bool = False,
+) -> Tensor:
+    size = weight.shape[-1]
+    rows = weight.numel() // size
+    out = torch.empty(x.shape, dtype=x.dtype)
+    to, stride = (None, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
+    native.rms_norm(
+        x.data_ptr(), weight.data_ptr(), to, out.data_ptr(), x.shape[0], rows, size, x.stride(0), stride, eps,
+        rows > 1, x.dtype == torch.bfloat16, weight.dtype == torch.bfloat16, wide, native.parallel,
+        _threads(out.numel()),
+    )  # fmt: skip
+    return out
 
 
-def _silu_mul(native: Library) -> Callable[..., Tensor]:
-    call, parallel = native.silu_mul, native.parallel
-
-    def silu_mul(gate_up: Tensor) -> Tensor:
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, size)
-        call(
-            gate_up.data_ptr(), out.data_ptr(), rows, size, gate_up.stride(0),
-            gate_up.dtype == torch.bfloat16, parallel, _threads(out.numel()),
-        )  # fmt: skip
-        return out
-
-    return silu_mul
+def _rotate(native: Library, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    tokens, heads, dim = x.shape
+    native.rotate(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, heads, dim, cos.shape[-1], x.stride(0),
+        x.dtype == torch.bfloat16, native.parallel, _threads(tokens * heads * dim),
+    )  # fmt: skip
 
 
-_KERNELS: dict[str, Callable[[Library], Callable[..., Any]]] = {
+def _silu_mul(native: Library, gate_up: Tensor) -> Tensor:
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, size)
+    native.silu_mul(
+        gate_up.data_ptr(), out.data_ptr(), rows, size, gate_up.stride(0), gate_up.dtype == torch.bfloat16,
+        native.parallel, _threads(out.numel()),
+    )  # fmt: skip
+    return out
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "rotate": _rotate,
     "silu_mul": _silu_mul,

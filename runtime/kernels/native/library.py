@@ -163,11 +163,7 @@ def _computes_right(native: Library) -> bool:
     dice = torch.Generator().manual_seed(2)
     x, weight, more = (torch.randn(count, size, generator=dice) for count in (rows, outputs, rows))
     x0, weight0, more0 = x.data_ptr(), weight.data_ptr(), more.data_ptr()
-    products, normed, gated = (
-        torch.empty(rows, outputs),
-        torch.empty(rows, size),
-        torch.empty(rows, size // 2),
-    )
+    products, normed, gated = (torch.empty(rows, width) for width in (outputs, size, size // 2))
     panels = to_panels(weight)
     native.product(
         x0, panels.data_ptr(), None, None, products.data_ptr(), rows, outputs, size, False, None, 1
@@ -181,23 +177,9 @@ def _computes_right(native: Library) -> bool:
     pairs = x[:, : 2 * half] * cos + x[:, : 2 * half].roll(half, -1) * sin
     added = x + more
     native.rms_norm(
-        x0,
-        weight0,
-        more0,
-        normed.data_ptr(),
-        rows,
-        1,
-        size,
-        size,
-        size,
-        0.5,
-        False,
-        False,
-        False,
-        False,
-        None,
-        1,
-    )
+        x0, weight0, more0, normed.data_ptr(), rows, 1, size, size, size, 0.5, False, False, False, False,
+        None, 1,
+    )  # fmt: skip
     scale = torch.rsqrt(added.square().mean(-1, keepdim=True) + 0.5)
     expected = (
         (products, x @ weight.t()),
@@ -206,10 +188,8 @@ def _computes_right(native: Library) -> bool:
         (more, added),
         (normed, added * scale * weight[0]),
     )
-    expected_result = all(
-        torch.allclose(result, expected_result, atol=1e-4) for result, expected_result in expected
-    )
-    return expected_result and _computes_codes_right(native)
+    right = all(torch.allclose(result, wanted, atol=1e-4) for result, wanted in expected)
+    return right and _computes_codes_right(native)
 
 
 def _computes_codes_right(native: Library) -> bool:

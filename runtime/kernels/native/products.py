@@ -26,16 +26,8 @@ class Product:
     """
 
     __slots__ = (
-        "_call",
-        "_held",
-        "_large",
-        "_parallel",
-        "_scale",
-        "address",
-        "in_panels",
-        "inputs",
-        "outputs",
-    )
+        "_call", "_held", "_large", "_parallel", "_scale", "address", "in_panels", "inputs", "outputs",
+    )  # fmt: skip
 
     def __init__(self, native: Library, weight: Tensor, scale: Tensor | None) -> None:
         self.outputs, self.inputs = weight.shape

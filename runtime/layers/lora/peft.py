@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from runtime.config.fields import Fields
 from runtime.layers.linear import Projection
 from runtime.layers.lora.linear import Factors
-from runtime.layers.weights import LOADABLE
+from runtime.layers.weights import LOADABLE, as_slice
 from runtime.protocol.errors import AdapterError, ModelLoadError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -126,10 +126,8 @@ class _Config(NamedTuple):
 
     def of(self, name: str) -> tuple[int, float]:
         """Rank and scale of the projection `name`. Raises AdapterError."""
-        rank, alpha = (
-            self._matching(self.ranks, name, self.rank),
-            self._matching(self.alphas, name, self.alpha),
-        )
+        rank = self._matching(self.ranks, name, self.rank)
+        alpha = self._matching(self.alphas, name, self.alpha)
         return int(rank), alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def _matching(self, patterns: Mapping[str, Any], name: str, default: float) -> float:
@@ -212,13 +210,9 @@ class _Reader:
                 where=self._path,
                 hint="was the adapter trained for this model?",
             )
-        tensor: torch.Tensor = part[_slice(rows), _slice(columns)]
+        tensor: torch.Tensor = part[as_slice(rows), as_slice(columns)]
         if tensor.dtype not in LOADABLE:
             raise AdapterError(f"{name!r} has type {tensor.dtype}, which is not supported", where=self._path)
         if not tensor.isfinite().all():
             raise AdapterError(f"{name!r} holds numbers that are not finite", where=self._path)
         return tensor
-
-
-def _slice(indices: range | None) -> slice:
-    return slice(None) if indices is None else slice(indices.start, indices.stop)
