@@ -22,7 +22,7 @@ from runtime.attention.base import PLAIN, Attention, AttentionStep, FixedStep, S
 from runtime.attention.float8 import TYPES, rounded
 from runtime.attention.pool import KVShape, LayerMajorPool
 from runtime.attention.tiles import Cut, Ints, Tables, cut, tables_of
-from runtime.kernels.device import compiled, to_device
+from runtime.kernels.device import compiled, copied
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.merge_states import merge_states
 from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
@@ -123,13 +123,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         return tables, windows
 
     def _copied(self, arrays: Sequence[Ints]) -> list[Tensor]:
-        """The arrays on the device as int32, in one copy."""
-        sizes = [len(array) for array in arrays]
-        starts, whole = _starts(sizes)
-        flat = np.empty(whole, dtype=np.int32)
-        for start, size, array in zip(starts, sizes, arrays):
-            flat[start : start + size] = array
-        return _parts(to_device(torch.from_numpy(flat), self.pool.device), starts, sizes)
+        return copied([array.astype(np.int32) for array in arrays], self.pool.device)
 
     def _slots(self, shift: Tensor, ends: Tensor, keys: int) -> Tensor:
         """The slots of `keys` tokens: run r ends before token ends[r], and its token t is in slot shift[r] +

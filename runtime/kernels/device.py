@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,6 +56,22 @@ def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def copied(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Arrays of float32 or int32 on the device, in one copy. Each begins at a multiple of 16 bytes: Triton
+    compiles another kernel for other alignments."""
+    starts = [0, *itertools.accumulate(-(-array.nbytes // 16) * 16 for array in arrays)]
+    flat = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    octets = flat.numpy()
+    for start, array in zip(starts, arrays):
+        octets[start : start + array.nbytes] = array.view(np.uint8)
+    there = flat.to(device, non_blocking=True)
+    types = {"f": torch.float32, "i": torch.int32}
+    return [
+        there[start : start + array.nbytes].view(types[array.dtype.char])
+        for start, array in zip(starts, arrays)
+    ]
 
 
 def to_host(numbers: Tensor) -> Callable[[], Tensor]:

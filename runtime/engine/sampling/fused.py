@@ -6,23 +6,20 @@ The same tokens as with Sampler, except for rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.penalties import changes_of, every
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, Then
-from runtime.kernels.device import to_host
+from runtime.kernels.device import copied, to_host
 from runtime.kernels.gumbel import halves
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.sampling import Changes, Draws, change, sample
 from runtime.plan import Row, Sample, TokenMask
 
-Array: TypeAlias = npt.NDArray[Any]
 _WRONG = {-1: NOTHING_ALLOWED, -2: NOT_FINITE}
 _NO_BITS = np.zeros((1, 1), dtype=np.int32)
 
@@ -103,7 +100,7 @@ class FusedSampler(Sampler):
             bits.ravel(),
             *(array for one in changes for array in one),
         ]
-        there = _copied(arrays, scores.device)
+        there = copied(arrays, scores.device)
         key_halves, temperatures, top_k, top_p, min_p, of, packed, *rest = there
         if changes:
             scores = scores.clone()
@@ -111,24 +108,3 @@ class FusedSampler(Sampler):
                 change(scores, Changes(*rest[first : first + 4]))
         draws = Draws(temperatures, top_k, top_p, min_p, key_halves.view(-1, 2), of, packed.view(bits.shape))
         return sample(scores if scores.stride(1) == 1 else scores.contiguous(), draws, check=not changed)
-
-
-def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, in one copy. Each begins at a multiple of 16 bytes: Triton compiles another
-    kernel for other alignments."""
-    starts, size = [], 0
-    for array in arrays:
-        starts.append(size)
-        size += -(-array.nbytes // 16) * 16
-    flat = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    octets = flat.numpy()
-    for start, array in zip(starts, arrays):
-        octets[start : start + array.nbytes] = array.view(np.uint8)
-    there = flat.to(device, non_blocking=True)
-    return [
-        there[start : start + array.nbytes].view(_TYPES[array.dtype.char])
-        for start, array in zip(starts, arrays)
-    ]
-
-
-_TYPES = {"f": torch.float32, "i": torch.int32}

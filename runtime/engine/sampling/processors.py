@@ -15,31 +15,19 @@ from runtime.engine.sampling.logit_processors import OUTPUT_IDS, LogitProcessor
 from runtime.protocol.errors import BadRequest
 
 
-class AllowedTokenIds(LogitProcessor):
-    """allowed_token_ids: only these may be generated."""
+class TokenRules(LogitProcessor):
+    """allowed_token_ids: only these may be generated. bad_words_ids: sequences of ids that must not appear;
+    banned_token_ids: single ids. At least one of them."""
+
+    names: tuple[str, ...] = ("allowed_token_ids", "bad_words_ids", "banned_token_ids")
 
     def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
-        _only(params, "allowed_token_ids")
-        _ids(params, "allowed_token_ids", vocab_size)
-
-    def process(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
-        kept = torch.full_like(logits, -math.inf)
-        for row, mine in enumerate(params):
-            ids = torch.tensor(mine["allowed_token_ids"], device=logits.device)
-            kept[row, ids] = logits[row, ids]
-        return kept
-
-
-class BadWords(LogitProcessor):
-    """bad_words_ids: sequences of ids that must not appear; banned_token_ids: single ids. At least one of the
-    two."""
-
-    def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
-        _only(params, "bad_words_ids", "banned_token_ids")
-        if not params:
+        _only(params, *self.names)
+        if not params and "bad_words_ids" in self.names:
             raise _wrong("bad_words_ids", "or banned_token_ids must be given")
-        if "banned_token_ids" in params:
-            _ids(params, "banned_token_ids", vocab_size)
+        for name in ("allowed_token_ids", "banned_token_ids"):
+            if name in params or self.names == (name,):
+                _ids(params, name, vocab_size)
         sequences = params.get("bad_words_ids", [])
         if not isinstance(sequences, (list, tuple)):
             raise _wrong("bad_words_ids", "must be a list of lists of ids")
@@ -55,30 +43,20 @@ class BadWords(LogitProcessor):
                 if before <= len(output) and list(output[len(output) - before :]) == list(word[:-1]):
                     banned.append(word[-1])
             logits[row, torch.tensor(banned, dtype=torch.int64, device=logits.device)] = -math.inf
+            if "allowed_token_ids" in mine:
+                ids = torch.tensor(mine["allowed_token_ids"], device=logits.device)
+                kept = logits[row, ids]
+                logits[row] = -math.inf
+                logits[row, ids] = kept
         return logits
 
 
-class TokenRules(LogitProcessor):
-    """AllowedTokenIds and BadWords in one; each applies if its parameters are given."""
+class AllowedTokenIds(TokenRules):
+    names = ("allowed_token_ids",)
 
-    _ALLOWED = frozenset({"allowed_token_ids"})
 
-    def __init__(self) -> None:
-        self._allowed, self._bad = AllowedTokenIds(), BadWords()
-
-    def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
-        bad = {name: value for name, value in params.items() if name not in self._ALLOWED}
-        if bad or not params:
-            self._bad.verify(bad, vocab_size)
-        if len(bad) < len(params):
-            _ids(params, "allowed_token_ids", vocab_size)
-
-    def process(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
-        logits = self._bad.process(logits, params)
-        rows = [row for row, mine in enumerate(params) if "allowed_token_ids" in mine]
-        if rows:
-            logits[rows] = self._allowed.process(logits[rows], [params[row] for row in rows])
-        return logits
+class BadWords(TokenRules):
+    names = ("bad_words_ids", "banned_token_ids")
 
 
 class Deterministic(LogitProcessor):

@@ -81,8 +81,7 @@ class RowSampler:
             samples = self._sample_rows(last, rows, mine, known, then)
             return [one if isinstance(one, str) else (one,) for one in samples]
         hidden = torch.cat((last, drafts))
-        theirs, indices = masks_with_drafts(rows, mine), list(range(len(expanded)))
-        out = closed(rows, mine)
+        (theirs, out), indices = masks_with_drafts(rows, mine), list(range(len(expanded)))
         if out and known is None:
             indices = [index for index in indices if index not in out]
             hidden, expanded = hidden[indices], [expanded[index] for index in indices]
@@ -239,26 +238,19 @@ def with_draft_rows(rows: Sequence[Row]) -> list[Row]:
     return [*rows, *behind]
 
 
-def masks_with_drafts(rows: Sequence[Row], masks: Mapping[int, TokenMask]) -> dict[int, TokenMask]:
-    """`masks`, by row, as masks of the expanded rows. A row for a draft is unconstrained if its row has no
-    mask. If that has one but the draft does not, it must not be sampled: see closed()."""
-    masks_of_row, at = dict(masks), len(rows)
+def masks_with_drafts(
+    rows: Sequence[Row], masks: Mapping[int, TokenMask]
+) -> tuple[dict[int, TokenMask], set[int]]:
+    """`masks`, by row, as masks of the expanded rows, and the expanded rows that must not be sampled: those
+    after a draft without a mask, if their row has one. Without one they are unconstrained."""
+    expanded, closed, at = dict(masks), set[int](), len(rows)
     for index, row in enumerate(rows):
         if index in masks:
-            masks_of_row |= {at + turn: mask for turn, mask in enumerate(masks[index].behind[: row.drafts])}
+            behind = masks[index].behind[: row.drafts]
+            expanded |= {at + turn: mask for turn, mask in enumerate(behind)}
+            closed.update(range(at + len(behind), at + row.drafts))
         at += row.drafts
-    return masks_of_row
-
-
-def closed(rows: Sequence[Row], masks: Mapping[int, TokenMask]) -> set[int]:
-    """The indices of expanded rows that must not be sampled. masks: by row."""
-    indices: set[int] = set()
-    at = len(rows)
-    for index, row in enumerate(rows):
-        if index in masks:
-            indices.update(range(at + min(row.drafts, len(masks[index].behind)), at + row.drafts))
-        at += row.drafts
-    return indices
+    return expanded, closed
 
 
 def accepted(rows: Sequence[Row], sampled: Mapping[int, Sample | str]) -> list[tuple[Sample, ...] | str]:

@@ -40,10 +40,6 @@ class Product:
         self._large = weight.numel() >= layers.SHARED
         self.address = self._held.data_ptr()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._held.dtype
-
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x, the bias and the result have W's dtype. With int8, x and the result have any dtype of the
         library and the bias is float32."""

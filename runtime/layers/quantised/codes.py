@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -88,9 +88,8 @@ class Codes:
             return self
         part = slice(local.start, local.stop)
         offset = None if self.offset is None else self.offset[part].contiguous()
-        return Codes(
-            self.data[part].contiguous(), self.scale[part].contiguous(), self.group, offset, self.order
-        )
+        data, scale = self.data[part].contiguous(), self.scale[part].contiguous()
+        return replace(self, data=data, scale=scale, offset=offset)
 
     def columns(self, local: range | None) -> Codes:
         """Only the inputs `local` (None: all). Raises ValueError if that would split codes which are stored
@@ -102,7 +101,8 @@ class Codes:
         if self.data.dtype == torch.uint8:
             if len(local) % 2:
                 raise ValueError("an odd number of codes of 4 bits")
-            data = nibbles(_apart(self.data)[:, local.start : local.stop])
+            apart = torch.cat((self.data & 15, self.data >> 4), 1)
+            data = nibbles(apart[:, local.start : local.stop])
         else:
             data = self.data[:, local.start : local.stop].contiguous()
         # The largest groups that neither end of `local` splits.
@@ -112,19 +112,14 @@ class Codes:
         else:
             groups = torch.arange(local.start, local.stop, group) // self.group
         groups = groups.to(self.data.device)
-        return Codes(
-            data,
-            self.scale.index_select(1, groups),
-            group,
-            None if self.offset is None else self.offset.index_select(1, groups),
-        )
+        offset = None if self.offset is None else self.offset.index_select(1, groups)
+        return Codes(data, self.scale.index_select(1, groups), group, offset)
 
     def to(self, device: torch.device) -> Codes:
         """A copy. The original may lie in a file's memory, which it would keep mapped."""
         offset, order = (None if one is None else one.to(device) for one in (self.offset, self.order))
-        return Codes(
-            self.data.to(device, copy=True), self.scale.to(device, copy=True), self.group, offset, order
-        )
+        data, scale = self.data.to(device, copy=True), self.scale.to(device, copy=True)
+        return Codes(data, scale, self.group, offset, order)
 
 
 def stacked(parts: Sequence[Codes]) -> list[Codes]:
@@ -137,7 +132,7 @@ def stacked(parts: Sequence[Codes]) -> list[Codes]:
             if last.offset is not None and part.offset is not None:
                 offset = torch.cat((last.offset, part.offset))
             data = torch.cat((last.data.view(torch.uint8), part.data.view(torch.uint8))).view(part.data.dtype)
-            part = Codes(data, torch.cat((last.scale, part.scale)), part.group, offset, part.order)
+            part = replace(part, data=data, scale=torch.cat((last.scale, part.scale)), offset=offset)
         merged.append(part)
     return merged
 
@@ -154,11 +149,6 @@ def nibbles(codes: Tensor) -> Tensor:
     """[rows, inputs] of 0 to 15, any integer dtype -> uint8 [rows, inputs / 2]: see Codes.data."""
     lower, upper = codes.to(torch.uint8).chunk(2, 1)
     return lower | (upper << 4)
-
-
-def _apart(data: Tensor) -> Tensor:
-    """The inverse of nibbles()."""
-    return torch.cat((data & 15, data >> 4), 1)
 
 
 def _floats(data: Tensor) -> Tensor:
