@@ -1,10 +1,6 @@
-"""NativeViews: attention on CPUs by a kernel in C, with one call per layer.
-
-The pool and the sharing among rows are as in TorchViews: a prefix of many rows is read once for all of them,
-and results are merged by log-sum-exp. The difference is the cost of a piece. TorchViews pays for views,
-buffers, masks and torch's products, for each piece in each layer. The kernel computes all pieces in one call,
-reads keys and values in the pool, and keeps scores in registers and the L1 cache.
-"""
+"""NativeViews: attention on CPUs by a kernel in C, with one call per layer. The pool and the sharing among
+rows are as in TorchViews; the kernel computes all pieces in one call, and keeps scores in registers and
+the L1 cache."""
 
 from __future__ import annotations
 

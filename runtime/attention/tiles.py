@@ -1,8 +1,6 @@
 """Tiles: a plan as tables for one kernel (runtime.kernels.paged_attention): which queries meet which keys.
-
-Ints in numpy arrays; no tensors. The work grows with rows, segments, runs and tiles, never with the context:
-a key is an index into a table of slots, which the device computes from the runs.
-"""
+The work grows with rows, segments, runs and tiles, never with the context: a key is an index into a table
+of slots, which the device computes from the runs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""TritonTiles: attention in a few kernels for any plan; for CUDA GPUs.
+"""TritonTiles: attention in a few kernels for any plan; for CUDA GPUs, and in Triton's interpreter for tests.
 
-Keys that many rows share are read once for all of them, long contexts are split among programs, and the query
-heads of a key head are computed together. A pass needs nothing back from the device: all tables are computed
-on the host from the plan, and copied at once. `fixed` does the same with tables of fixed size and address,
-for a CUDA graph.
-
-On a CPU it runs only in Triton's interpreter, for tests.
+Keys that many rows share are read once, long contexts are split among programs. All tables are computed on
+the host from the plan and copied at once; `fixed` has tables of fixed size and address, for a CUDA graph.
 """
 
 from __future__ import annotations

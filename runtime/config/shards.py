@@ -1,9 +1,6 @@
-"""Shard: the part of a decoder on each of several ranks (tensor parallelism). Plain ints, no torch.
-
-Query heads, key and value heads, the feed-forward's width and the vocabulary are divided into consecutive
-ranges, in the order of ranks. If there are more ranks than key and value heads, several ranks hold the same
-one.
-"""
+"""Shard: the part of a decoder on each of several ranks (tensor parallelism). Heads, the feed-forward's
+width and the vocabulary are divided into consecutive ranges. If there are more ranks than key and value
+heads, several ranks hold the same one."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""DraftingRunner: a runner whose results include draft tokens from a smaller model. It wraps two runners, and
-knows no requests, grammars or policies.
+"""DraftingRunner: a runner whose results include draft tokens from a smaller model.
 
 Both models keep their KV in the same slots: the small model computes whatever the large one computes, once it
 is known which drafts were right. So prefixes are shared, evicted and copied for both at once. The small
-model's pool has some more slots after those that plans use, for the tokens that it drafts; accepted ones come
-with the next plan and are computed again, in their own slots.
-
-Drafts are sampled as the large model's tokens are, with the same seed and step: if the two distributions
-agree, so do the samples.
+model's pool has some more slots for the tokens that it drafts. Drafts are sampled as the large model's tokens
+are, with the same seed and step: if the two distributions agree, so do the samples.
 """
 
 from __future__ import annotations

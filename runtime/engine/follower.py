@@ -2,10 +2,9 @@
 
     python -m runtime.engine.follower <address> <memory of masks> <memory of KV, or -1>
 
-Started by runtime.processes.pipeline.runner_process, which created both; it ends when the process that
-started it ends. If several followers share a model, each is a rank: all get every order, and rank 0's results
-count. A pass runs in the only working thread, while the sender of the plan is free to do other work. It knows
-no requests, grammars or policies. Torch is imported after the start message.
+Started by runtime.processes.pipeline.runner_process, and ends with the process that started it. If several
+followers share a model, each is a rank: all get every order, and rank 0's results count. A pass runs in the
+only working thread. Torch is imported after the start message.
 """
 
 from __future__ import annotations

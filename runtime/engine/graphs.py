@@ -1,9 +1,8 @@
 """Graphs: decoding steps recorded once as CUDA graphs and replayed, so that a step of hundreds of kernels
 costs the host one launch.
 
-A recorded step has a fixed number of rows of one token each; a batch uses the next larger one. Its inputs and
-attention's tables have fixed addresses, which are filled before it is replayed; surplus rows write nothing.
-Other batches (prompts, drafts, adapters), and those whose tables do not fit, are computed without a graph.
+A recorded step has a fixed number of rows of one token each; a batch uses the next larger one, whose surplus
+rows write nothing. Other batches, and those whose tables do not fit, are computed without a graph.
 """
 
 from __future__ import annotations

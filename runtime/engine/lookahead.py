@@ -1,12 +1,10 @@
-"""Lookahead: a decoding step is queued before its plan exists, so that a GPU never waits for Python.
+"""Lookahead: a decoding step is queued before its plan exists, so that a GPU never waits for Python
+(elsewhere: asynchronous or overlapped scheduling).
 
-Work queued on a GPU runs while Python continues. Between two steps Python computes results, stop conditions,
-the next plan and its tables; without queued work the GPU is idle meanwhile. So as soon as a step's tokens are
-drawn on the device, the next step of the same rows is queued with them, as if all rows continued. Its keys
-and values go to reserved slots. The next plan takes the rows that it asks for, and their keys and values are
-copied to the slots that it names. Rows that ended were computed for nothing; rows that are new, or continue
-with another token than the drawn one, are computed in a separate pass. (Elsewhere: asynchronous or overlapped
-scheduling.)
+As soon as a step's tokens are drawn on the device, the next step of the same rows is queued with them, as if
+all rows continued. Its keys and values go to reserved slots. The next plan takes the rows that it asks for,
+and their keys and values are copied to its slots; rows that are new, or continue with another token, are
+computed in a separate pass.
 """
 
 from __future__ import annotations

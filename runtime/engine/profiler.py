@@ -1,7 +1,4 @@
-"""TorchProfiler: where a step's time goes, in all threads, as a trace for chrome://tracing or Perfetto.
-
-It knows torch and files; not the steps themselves.
-"""
+"""TorchProfiler: where a step's time goes, in all threads, as a trace for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Gumbel noise from a hash, and the draw with it: the column with the highest score / temperature + noise.
 
-The noise is a pure function of a key and a token id. So a draw depends only on the scores of that token and
-the runner-up: there is no cumulative sum whose borders rounding could move. Each operation is rounded to
-float32 by itself (no fused multiply-add), so that numpy and torch here, gumbel.h and the Triton kernel in
-sampling.py give the same bits. Imports no Triton.
+The noise is a pure function of a key and a token id, so a draw needs no cumulative sum. Each operation is
+rounded to float32 by itself: numpy and torch here, gumbel.h and the Triton kernel in sampling.py give the
+same bits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Mixture of experts: each token times the matrices of its few experts, with the tokens of an expert grouped.
-
-The product is one launch over blocks of entries (an entry is a token at one of its experts). The device
-itself finds the entries and the expert of each block, without a synchronisation with the host.
-"""
+"""Mixture of experts: each token times the matrices of its few experts, in one launch over blocks of
+entries (an entry is a token at one of its experts). The device itself finds the entries of each block."""
 
 from __future__ import annotations
 

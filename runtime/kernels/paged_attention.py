@@ -1,15 +1,10 @@
 """Attention of tiles: a few queries against a range of keys that lie in any slots of the pool.
 
-One kernel serves all cases. They differ only in which queries meet which keys, and that is data, computed
-once per pass (runtime.attention.tiles):
-
-- decoding: a tile is one token against a split of its context (split-KV, as in Flash-Decoding);
-- extending: tokens of one row against its cached context and one another;
-- a shared prefix: tokens of many rows against keys that are the same for all, read once (cascade inference).
-
-The query heads that read one key head are packed into a tile's rows, so that keys are read once for all of
-them. A token's results from several tiles are merged by log-sum-exp (merge_states.py). Online softmax as in
-FlashAttention (arXiv 2205.14135), in float32.
+One kernel serves decoding (one token against a split of its context, as in Flash-Decoding), extending, and
+shared prefixes (tokens of many rows against the same keys). Which queries meet which keys is data, computed
+once per pass (runtime.attention.tiles). The query heads of one key head are packed into a tile's rows, so
+that keys are read once; results of several tiles are merged by log-sum-exp (merge_states.py). Online softmax
+as in FlashAttention (arXiv 2205.14135), in float32.
 """
 
 from __future__ import annotations

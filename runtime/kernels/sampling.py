@@ -1,11 +1,9 @@
 """Sampling in one launch: mask, temperature, top-k, top-p, min-p and the draw, or the best id; and penalties.
 
 One program per row, in groups of 32 columns. No sort: the cut of top-k and top-p is found by a search for the
-least weight that stays, on the bits of the weights (which order floats above zero). The greatest weights of
-the groups and their sums tell which columns may stay; these few are packed and searched. If more columns
-remain than the packed buffer holds, the whole row is searched until they fit. The result is exact for any
-input; ties at a cut are kept. A draw takes the highest score / temperature + Gumbel noise, as gumbel.py
-defines it, without fused multiply-add.
+least weight that stays, on its bits (which order floats above zero). The greatest weights of the groups and
+their sums tell which columns may stay; these are packed and searched, or the whole row if they do not fit.
+The result is exact; ties at a cut are kept. A draw adds the noise of gumbel.py, without fused multiply-add.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Dense matrices, multiplied in the fastest way for the number of rows.
 
 On CPUs torch's plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. The
-library's product (runtime/kernels/native) uses a layout of its own, kept instead of W, and is as fast as
-memory or processor allow for any number of rows. Without the library, oneDNN's blocked layout is kept instead
-of W.
+library's product (runtime/kernels/native) keeps a layout of its own instead of W; without the library,
+oneDNN's blocked layout is kept. In bfloat16 some processors have instructions that oneDNN uses: there both
+are kept, if there is memory, and `Dense.tune` measures up to how many rows each one is faster.
 
-In bfloat16 some processors have instructions that oneDNN uses. There a copy in oneDNN's layout is kept beside
-the library's, if there is memory for both, and `Dense.tune` measures up to how many rows each one is faster.
-
-oneDNN computes packed products and those in bfloat16. It compiles a program for each number of rows and keeps
-it, up to half a MiB each; a server whose batches have all sizes would grow by hundreds of MiB. So its
-products come in few sizes, four from each power of two to the next, padded with zeros.
+oneDNN compiles a program for each number of rows and keeps it, up to half a MiB each. So its products come in
+few sizes, four from each power of two to the next, padded with zeros.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Int8 linear layers on the CPU (w8a8): weights and inputs are rounded to 8-bit integers.
+"""Int8 linear layers on the CPU (w8a8). A matrix is rounded once, to 255 levels of the largest weight of each
+output; an input when it is multiplied, to levels of the largest number of its row, so no row's result depends
+on the rest of the batch. Integer products and sums are exact.
 
-A matrix is rounded once, to 255 levels of the largest weight of each output. An input is rounded when it is
-multiplied, to levels of the largest number of its row, so no row's result depends on the rest of the batch.
-The integer products and sums are exact; only the two roundings lose precision.
-
-A step with one or few rows takes as long as reading the matrices: a quarter of float32's time. The library in
-C computes the products; on processors with AVX-512 VNNI but no AMX, and without a library, FBGEMM does.
-Either keeps weights in a layout of its own, one byte each.
+The library in C computes the products; on processors with AVX-512 VNNI but no AMX, and without a library,
+FBGEMM does. Either keeps weights in a layout of its own, one byte each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed on the latents.
-
-A key head is K c and a value head V c, for a token's latent c. Instead of computing them, q (K c) is computed
-as (q K) c, and the sum of w V c over tokens as V times the sum of w c. So attention sees one key head (the
-latent and the rotated key) that many query heads read, and the KV pool keeps nothing else.
-"""
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed on the latents: q (K c) as (q K)
+c, and the sum of w V c over tokens as V times the sum of w c. So attention sees one key head, the latent
+and the rotated key, that many query heads read."""
 
 from __future__ import annotations
 

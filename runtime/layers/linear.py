@@ -1,9 +1,5 @@
-"""Linear: the interface of a model's matrices. A LinearMethod loads them and multiplies with them.
-
-A model names the projections that it applies to one input. The method decides which tensors of a checkpoint
-hold them, how they lie in memory and how the product is computed. So another method (quantised, sharded, with
-adapters) changes no model.
-"""
+"""Linear: the interface of a model's matrices. A model names the projections that it applies to one input; a
+LinearMethod decides which tensors hold them, how they lie in memory and how they are multiplied."""
 
 from __future__ import annotations
 

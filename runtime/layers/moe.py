@@ -1,9 +1,6 @@
-"""Mixture of experts (arXiv 1701.06538): a router, experts that each compute some of the tokens, and a shared
-expert that computes all of them.
-
-Tokens are sorted by expert, so that each expert computes its tokens in one product. The work in Python grows
-with the experts that a pass uses, not with its tokens.
-"""
+"""Mixture of experts (arXiv 1701.06538): a router, experts that each compute some of the tokens, and a
+shared expert that computes all of them. Tokens are sorted by expert, so that each computes its tokens in
+one product."""
 
 from __future__ import annotations
 

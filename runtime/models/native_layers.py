@@ -1,9 +1,6 @@
 """NativeLayers: a decoder without its head, in one call of the C library, for passes of up to 64 tokens.
-
-It runs the same kernels in the same order as layer by layer, and so gives the same numbers. It saves the cost
-of some ten calls and tensors per layer, which exceeds a small model's products. Only for the layers that most
-families have.
-"""
+The same kernels in the same order as layer by layer, without the cost of some ten calls and tensors per
+layer. Only for the layers that most families have."""
 
 from __future__ import annotations
 

@@ -1,15 +1,8 @@
 """Scores -> one column per row: the best, or one drawn at its temperature within top-k, top-p and min-p.
 
 A draw takes the highest score / temperature + Gumbel noise, which has the softmax's distribution (the
-Gumbel-max trick, arXiv 1611.01144). The noise is a function of the row's key and the token's id. So the order
-and the batch in which scores are computed do not matter. Rounding changes a draw only if the two best are as
-close as rounding, or if the winning token is itself at the border of top-k, top-p or min-p.
-
-Each row is processed alone, on the CPU: its best column; if something is cut, one pass that turns scores into
-weights, which are sorted for top-p, and only the heavy ones for a peaked distribution; and noise for the
-remaining columns. GPUs have a kernel for all rows (fused.py).
-
-It knows no requests, no masks and no seeds.
+Gumbel-max trick, arXiv 1611.01144). The noise is a function of the row's key and the token's id, so neither
+order nor batch matter. Each row is processed alone, on the CPU; GPUs have a kernel for all rows (fused.py).
 """
 
 from __future__ import annotations

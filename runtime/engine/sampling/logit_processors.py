@@ -1,8 +1,5 @@
-"""Logit processors by name: how a request changes its logits beyond the usual parameters.
-
-A request names a registered processor and gives parameters, never code. The table imports no torch, so that
-listing or checking names is cheap. It knows no requests and no grammar.
-"""
+"""Logit processors by name: how a request changes its logits beyond the usual parameters. A request names
+one and gives parameters, never code. Imports no torch, so that checking names is cheap."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Log-probabilities under the model's own distribution: natural log, without mask, penalty and bias, however
-the row is sampled; at temperature 1, unless output tokens are to use their row's temperature.
-
-Computed in chunks of limited size and over whole tensors: a scored prompt of any length needs neither prompt
-x vocabulary of memory nor a loop over tokens.
-"""
+"""Log-probabilities under the model's own distribution: natural log, without mask, penalty and bias; at
+temperature 1, unless output tokens are to use their row's. Computed in chunks of limited size."""
 
 from __future__ import annotations
 

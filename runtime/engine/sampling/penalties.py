@@ -1,8 +1,8 @@
 """Penalties and biases: changes of single logits before masks and temperature.
 
-Repetition (arXiv 1909.05858) uses prompt and output; frequency and presence use the output; logit_bias names
-ids. The token counts of a sequence are kept and updated from step to step, so that a step costs the number of
-distinct ids, not the length of the text. It knows no masks and no drawing.
+Repetition (arXiv 1909.05858) uses prompt and output; frequency and presence the output; logit_bias names ids.
+Token counts are kept from step to step, so a step costs the number of distinct ids, not the length of the
+text.
 """
 
 from __future__ import annotations

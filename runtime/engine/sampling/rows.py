@@ -1,5 +1,4 @@
-"""RowSampler: from the hidden states of a pass to the result of each row. Knows plans and the model's head;
-not batches, nor how hidden states are computed.
+"""RowSampler: from the hidden states of a pass to the result of each row.
 
 All positions of all rows are sampled at once, those after drafts as if these were right: one product with the
 head instead of one per draft. The expanded rows are the rows, followed by one row for each draft, row by row.

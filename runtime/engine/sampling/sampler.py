@@ -1,11 +1,8 @@
-"""Sampling: logits -> the next token of each row. Greedy, temperature, top-k, top-p, min-p, penalties,
-biases, logit processors, masks.
-
-A row's draw depends only on its logits, its seed and its step, never on the batch: noise by (seed, step, id)
-is added to each score, and the highest wins (draw.py). It knows no requests and no grammar.
+"""Sampling: logits -> the next token of each row. It knows no requests and no grammar.
 
 Order: repetition, frequency and presence penalty; logit_bias; logit processor; mask; temperature; top-k;
-top-p; min-p. Ties at a cut are kept.
+top-p; min-p. Ties at a cut are kept. A row's draw depends only on its logits, its seed and its step
+(draw.py).
 """
 
 from __future__ import annotations

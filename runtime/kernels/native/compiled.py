@@ -1,9 +1,5 @@
-"""The compiled library: built with the package, or else by this machine's C compiler on first use and kept in
-the user's cache folder.
-
-It is plain C behind ctypes: nothing of Python or torch is compiled against. Knows files and compilers, not
-the source's contents. Imports no torch.
-"""
+"""The compiled library: built with the package, or else by this machine's C compiler on first use and kept
+in the user's cache folder. Plain C behind ctypes. Imports no torch."""
 
 from __future__ import annotations
 

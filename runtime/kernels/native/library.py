@@ -1,8 +1,5 @@
 """The compiled source's kernels for a decoder. If there is no library, or it gives wrong numbers on this
-machine, callers compute with torch.
-
-Calls release the GIL. Knows pointers and shapes; not pools, plans or layers.
-"""
+machine, callers compute with torch. Calls release the GIL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Matrices in panels, as panels.h describes them, in huge pages of memory.
-
-Each step reads these matrices from end to end. Processors prefetch only within a page, and huge pages need
-fewer look-ups. Linux gives huge pages to programs that ask (transparent_hugepage=madvise).
-"""
+"""Matrices in panels, as panels.h describes them, in huge pages of memory: each step reads them from end
+to end, and processors prefetch only within a page. Linux gives huge pages to programs that ask."""
 
 from __future__ import annotations
 

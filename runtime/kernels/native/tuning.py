@@ -1,9 +1,8 @@
 """How products of few rows read their weights: measured once per processor, and kept in the user's cache
 folder.
 
-Some processors read memory faster from several addresses at once, others much slower, and vectors of 16
-floats come with registers for more rows. A setting changes the order in which weights are read and no sum: a
-row's result is the same, bit for bit, with each setting.
+Some processors read memory faster from several addresses at once, others much slower. A setting changes the
+order in which weights are read and no sum: results are the same, bit for bit.
 """
 
 from __future__ import annotations

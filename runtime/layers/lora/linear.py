@@ -1,12 +1,9 @@
 """Adapted: a LinearMethod that adds low-rank adapters to the results of another one.
 
-The adapters of a pass lie in a few slots, the same for all matrices: `down` [slots, parts * rank, inputs]
-and, for each projection, `up` [slots, rank, outputs], with zeros if an adapter's rank is smaller. If tokens
-of different adapters alternate, as in a decoding batch, all adapters are applied to all tokens in two
-products, and a mask [tokens, slots] between them keeps each token's local: no gather, no loop over requests,
-and a few extra ranks cost little beside W. Long stretches with one adapter are computed separately.
-
-If ranks share a matrix, each holds its part of A or of B; the reduction of the ranks' results adds these too.
+The adapters of a pass lie in a few slots: `down` [slots, parts * rank, inputs] and, for each projection, `up`
+[slots, rank, outputs], with zeros if an adapter's rank is smaller. If tokens of different adapters alternate,
+all adapters are applied to all tokens in two products, with a mask [tokens, slots] between them. Long
+stretches with one adapter are computed separately. If ranks share a matrix, each holds its part of A or of B.
 """
 
 from __future__ import annotations

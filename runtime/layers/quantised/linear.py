@@ -1,9 +1,6 @@
-"""Products with quantised matrices, and the method that loads them.
-
-Weights are dequantised for a range of outputs at a time, multiplied and dropped: memory holds only the codes.
-If there is memory for the numbers, using them is faster, on CPUs by far: `expand` dequantises when the model
-is loaded, and the matrices are dense from then on.
-"""
+"""Products with quantised matrices, and the method that loads them. Weights are dequantised for a range of
+outputs at a time, multiplied and dropped; `expand` dequantises when the model is loaded, which is faster
+if there is memory."""
 
 from __future__ import annotations
 
