@@ -133,7 +133,7 @@ class Checkpoint:
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
-            return tuple(self._files[file].getas_slice(name).get_shape())
+            return tuple(self._files[file].get_slice(name).get_shape())
         except SafetensorError as error:
             raise ModelLoadError(f"{name!r} cannot be read: {error}", where=self.path_of(name)) from error
 
@@ -170,7 +170,7 @@ class Checkpoint:
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         try:
-            stored = self._files[file].getas_slice(name)
+            stored = self._files[file].get_slice(name)
             stored_shape = tuple(stored.get_shape())
             if stored_shape != tuple(shape):
                 raise ModelLoadError(

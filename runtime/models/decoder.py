@@ -241,17 +241,9 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     return x if norm is None else norm(x)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loader:
+class _Loader(ExpertsLoader, LatentLoader):
     """Fills a Decoder from a checkpoint, one tensor at a time, so that there is never a second copy of all
-    weights. If ranks share a tensor, only the own part is read."""
-
-    weights: Weights
-    spec: ModelSpec
-    names: Names
-    method: LinearMethod
-    group: Group
-    shard: Shard
+    weights."""
 
     def decoder(self) -> Decoder:
         spec, names = self.spec, self.names
@@ -292,7 +284,7 @@ class _Loader:
         spec, local = self.spec, self.shard.vocab(self.spec)
         try:
             table = self.weights.tensor(
-                self.names.embedding, (spec.vocab_size, spec.hidden_size), self._part(local)
+                self.names.embedding, (spec.vocab_size, spec.hidden_size), self.part(local)
             )
             return Embedding(table, local.start, self.group)
         except ModelLoadError as error:
@@ -300,13 +292,9 @@ class _Loader:
                 error.message, where=error.where, hint=error.hint or "is vocab_size in config.json right?"
             ) from error
 
-    def _part(self, local: range) -> range | None:
-        """The range to read of a tensor that the ranks share; None (all) if there is one rank."""
-        return local if self.group.size > 1 else None
-
     def _head(self, embedding: Embedding) -> Linear:
         local = self.shard.vocab(self.spec)
-        head = self._local_head(embedding.table, self._part(local))
+        head = self._local_head(embedding.table, self.part(local))
         return Gathered(head, local, self.spec.vocab_size, self.group) if self.group.size > 1 else head
 
     def _local_head(self, table: Tensor, local: range | None) -> Linear:
@@ -352,18 +340,7 @@ class _Loader:
             first, size = self._qkv(number), spec.head_dim
             last = self._to_hidden(output, spec.num_heads * size, _elements(local, size), spec.output_bias)
             return first, last
-        loader = LatentLoader(
-            self.weights,
-            latent,
-            names.latent,
-            names.query,
-            spec.hidden_size,
-            spec.num_heads,
-            local,
-            self.method,
-            spec.quantization is not None,
-        )
-        heads, values = loader.layer(number)
+        heads, values = self.latent_layer(number, latent)
         size = latent.value
         last = self._to_hidden(output, spec.num_heads * size, _elements(local, size), spec.output_bias)
         return heads, LatentOutput(latent, values, last)
@@ -408,23 +385,19 @@ class _Loader:
             ]
         else:
             named = [
-                Projection(name.format(layer=number), size, self._part(local)) for name, size, local in parts
+                Projection(name.format(layer=number), size, self.part(local)) for name, size, local in parts
             ]
         return self.method.load(self.weights, named, self.spec.hidden_size, bias=bias)
 
     def _sinks(self, number: int) -> Tensor:
         name, local = self.names.sinks.format(layer=number), self.shard.heads(self.spec)
-        return self.weights.tensor(name, (self.spec.num_heads,), self._part(local)).float()
+        return self.weights.tensor(name, (self.spec.num_heads,), self.part(local)).float()
 
     def _experts(self, number: int) -> Experts | None:
         experts = self.spec.experts
         if experts is None or not experts.layers[number]:
             return None
-        names, hidden = self.names.experts, self.spec.hidden_size
-        loader = ExpertsLoader(
-            self.weights, experts, names, hidden, self.spec.activation, self.method, self.group, self.shard
-        )
-        return loader.layer(number)
+        return self.experts_layer(number, experts)
 
     def _to_hidden(self, name: str, inputs: int, local: range, bias: bool) -> Linear:
         """A projection of `inputs`, of which this rank has its own; the ranks' results are summed."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runtime.config.parts.experts import ExpertNames, ExpertsSpec
-from runtime.config.shards import Shard
+from runtime.config.parts.experts import ExpertsSpec
 from runtime.kernels.table import kernel
 from runtime.layers.dense import Dense
 from runtime.layers.linear import Linear, LinearMethod, Projection
@@ -17,63 +16,52 @@ from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import ClampedMLP, Experts, OneByOne, Router, SharedExpert, Stacked
 from runtime.layers.stacked import ExpertMatrix, StackedExperts, Which
 from runtime.layers.weights import Weights
-from runtime.parallel import Group
+from runtime.models.layer import Source
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertsLoader:
+class ExpertsLoader(Source):
     """A rank reads its part of the width of each expert. The method loads the experts' matrices like those of
     any feed-forward; the router is small and stays in float32."""
 
-    weights: Weights
-    spec: ExpertsSpec
-    names: ExpertNames
-    hidden: int
-    activation: str
-    method: LinearMethod
-    group: Group
-    shard: Shard
-
-    def layer(self, number: int) -> Experts:
-        spec, names = self.spec, self.names
+    def experts_layer(self, number: int, spec: ExpertsSpec) -> Experts:
+        names = self.names.experts
         named = [
             [name.format(layer=number, expert=expert) for name in (names.gate, names.up, names.down)]
             for expert in range(spec.count)
         ]
         weights = self._stacked(number, named)
-        experts = (self._expert(weights, *three) for three in named)
+        experts = (self._expert(weights, spec, *three) for three in named)
         run = kernel("fused_experts", self.weights.device)
         plain = isinstance(self.method.of_some_tokens(), Dense)
         routed = OneByOne(experts) if run is None or not plain else Stacked(experts, spec.count, run)
-        shared = self._shared(number) if spec.shared_width else None
+        shared = self._shared(number, spec) if spec.shared_width else None
         weighs_inputs = spec.router.weighs_inputs
-        return Experts(self._router(number), routed, shared, self.group, weighs_inputs=weighs_inputs)
+        return Experts(self._router(number, spec), routed, shared, self.group, weighs_inputs=weighs_inputs)
 
-    def _router(self, number: int) -> Router:
-        spec, name = self.spec, self.names.router.format(layer=number)
-        weight = self._exact(f"{name}.weight", self.spec.count, self.hidden)
+    def _router(self, number: int, spec: ExpertsSpec) -> Router:
+        name = self.names.experts.router.format(layer=number)
+        weight = self._exact(f"{name}.weight", spec.count, self.spec.hidden_size)
         bias = self._exact(f"{name}.bias", spec.count) if spec.router.bias else None
         correction = None
         if spec.router.correction:
-            correction = self._exact(self.names.correction.format(layer=number), spec.count)
+            correction = self._exact(self.names.experts.correction.format(layer=number), spec.count)
         return Router(spec.router, weight, bias, correction)
 
-    def _shared(self, number: int) -> SharedExpert:
-        names = self.names
+    def _shared(self, number: int, spec: ExpertsSpec) -> SharedExpert:
+        names = self.names.experts
         three = [
             name.format(layer=number) for name in (names.shared_gate, names.shared_up, names.shared_down)
         ]
-        both = self._projections(self.weights, self.method, three, self.spec.shared_width)
-        mlp = GatedMLP(*both, self.activation)
-        if not self.spec.shared_gate:
-            return SharedExpert(mlp, None)
-        return SharedExpert(
-            mlp, self._exact(f"{names.shared_router.format(layer=number)}.weight", 1, self.hidden)
-        )
+        both = self._projections(self.weights, self.method, three, spec.shared_width)
+        gate = None
+        if spec.shared_gate:
+            name = names.shared_router.format(layer=number)
+            gate = self._exact(f"{name}.weight", 1, self.spec.hidden_size)
+        return SharedExpert(GatedMLP(*both, self.spec.activation), gate)
 
     def _stacked(self, number: int, named: Sequence[Sequence[str]]) -> Weights:
         """If the checkpoint has all experts in one tensor: the weights as if each expert had its own."""
-        stack = self.names.stack
+        stack = self.names.experts.stack
         if stack is None:
             return self.weights
         names = replace(
@@ -88,28 +76,28 @@ class ExpertsLoader:
             for expert, three in enumerate(named)
             for name, which in zip(three, whose, strict=True)
         }
-        return StackedExperts(self.weights, names, matrices, self.spec.count)
+        return StackedExperts(self.weights, names, matrices, len(named))
 
-    def _expert(self, weights: Weights, gate: str, up: str, down: str) -> GatedMLP:
-        method, spec = self.method.of_some_tokens(), self.spec
+    def _expert(self, weights: Weights, spec: ExpertsSpec, gate: str, up: str, down: str) -> GatedMLP:
+        method = self.method.of_some_tokens()
         gate_up, back = self._projections(weights, method, (gate, up, down), spec.width, bias=spec.bias)
         if spec.clamp is not None:
             return ClampedMLP(gate_up, back, spec.clamp)
-        return GatedMLP(gate_up, back, self.activation)
+        return GatedMLP(gate_up, back, self.spec.activation)
 
     def _projections(
         self, weights: Weights, method: LinearMethod, names: Sequence[str], width: int, *, bias: bool = False
     ) -> tuple[Linear, Linear]:
         """This rank's part; the ranks' results are not summed here. Only one rank adds the bias of their
         sum."""
-        local = self.shard.part(width) if self.group.size > 1 else None
+        local, hidden = self.part(self.shard.part(width)), self.spec.hidden_size
         gate, up, down = names
         into = (Projection(gate, width, local), Projection(up, width, local))
-        gate_up = method.load(weights, into, self.hidden, bias=bias)
+        gate_up = method.load(weights, into, hidden, bias=bias)
         first = self.group.rank == 0
         if bias and not first:
-            weights.take(f"{down}.bias", (self.hidden,))
-        back = (Projection(down, self.hidden),)
+            weights.take(f"{down}.bias", (hidden,))
+        back = (Projection(down, hidden),)
         return gate_up, method.load(weights, back, width, bias=bias and first, local=local)
 
     def _exact(self, name: str, *shape: int) -> Tensor:
