@@ -19,13 +19,11 @@ import torch
 from runtime.attention.pool import KVShape
 from runtime.attention.triton_tiles import TritonTiles
 from runtime.kernels.codes_matmul import codes_matmul
+from runtime.kernels.elementwise import rms_norm, rotate, silu_mul
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.moe import fused_experts
-from runtime.kernels.rms_norm import rms_norm
-from runtime.kernels.rotary import rotate
 from runtime.kernels.sampling import Draws, sample
-from runtime.kernels.silu_mul import silu_mul
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.sampling import SamplingParams
 

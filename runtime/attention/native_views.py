@@ -8,6 +8,7 @@ import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -33,26 +34,22 @@ class Prepared(NamedTuple):
     memory: list[Tensor]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class NativeStep:
-    """The AttentionStep of a pass. passes: by window. windows, pools, sinks: per layer. shape: of the
+    """The AttentionStep of a pass. of_windows: the structs. windows, pools, sinks: per layer. shape: of the
     result."""
 
-    def __init__(
-        self,
-        native: Library,
-        passes: Mapping[int | None, Prepared],
-        windows: Sequence[int | None],
-        pools: ctypes.Array[c_void_p],
-        sinks: ctypes.Array[c_void_p],
-        shape: tuple[int, int],
-    ) -> None:
-        self.native, self.pools, self.sinks = native, pools, sinks
-        self._passes, self._windows, self._shape = passes, windows, shape
+    native: Library
+    of_windows: Mapping[int | None, Prepared]
+    windows: Sequence[int | None]
+    pools: ctypes.Array[c_void_p]
+    sinks: ctypes.Array[c_void_p]
+    shape: tuple[int, int]
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         inputs = qkv.contiguous() if qkv.dtype in TYPES else qkv.float().contiguous()
-        out = inputs.new_empty(self._shape)
-        mine = self._passes[self._windows[layer]].native_pass
+        out = inputs.new_empty(self.shape)
+        mine = self.of_windows[self.windows[layer]].native_pass
         mine.short_queries = inputs.dtype == torch.bfloat16
         address = ctypes.byref(mine)
         self.native.attend(address, inputs.data_ptr(), self.pools[layer], out.data_ptr(), self.sinks[layer])
@@ -62,10 +59,10 @@ class NativeStep:
         """The struct's address for each layer, for queries of `dtype` (one of the kernel's). This object owns
         the structs."""
         addresses = {}
-        for window, prepared in self._passes.items():
+        for window, prepared in self.of_windows.items():
             prepared.native_pass.short_queries = dtype == torch.bfloat16
             addresses[window] = ctypes.addressof(prepared.native_pass)
-        return (c_void_p * len(self._windows))(*[addresses[window] for window in self._windows])
+        return (c_void_p * len(self.windows))(*[addresses[window] for window in self.windows])
 
 
 class NativeViews(TorchViews):

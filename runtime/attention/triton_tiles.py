@@ -7,7 +7,7 @@ the host from the plan and copied at once; `fixed` has tables of fixed size and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,6 +37,10 @@ class _Window(NamedTuple):
     wide: Tensor
     of: Tensor
     ends: Tensor
+
+    @classmethod
+    def of_parts(cls, parts: Iterator[Tensor]) -> _Window:
+        return cls(next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts))
 
 
 class _Prepared(NamedTuple):
@@ -92,12 +96,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         parts = iter(self._copied(arrays))
         slot_indices, positions, queries, shift, ends = (next(parts) for _ in range(5))
         slots = self._slots(shift, ends, tables.keys)
-        device_windows = {
-            window: _Window(
-                next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts)
-            )
-            for window in windows
-        }
+        device_windows = {window: _Window.of_parts(parts) for window in windows}
         partials = max(len(one.of) for one in windows.values())
         states = States.empty(partials, self.heads, self.pool.head_dim, self.pool.device)
         return self._step(_Prepared(slot_indices, positions, queries, slots, device_windows, states))
@@ -173,12 +172,7 @@ class _Fixed(FixedStep):
         parts = iter(_parts(self._tables, self._starts, sizes))
         slot_indices, positions, queries_ = (next(parts) for _ in range(3))
         slot_indices.fill_(-1)
-        device_windows = {
-            window: _Window(
-                next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts)
-            )
-            for window in windows
-        }
+        device_windows = {window: _Window.of_parts(parts) for window in windows}
         self.step: AttentionStep = attention._step(
             _Prepared(slot_indices, positions, queries_, self._slots, device_windows, states)
         )

@@ -239,13 +239,9 @@ class EngineConfig(ImageOptions, SpeculationOptions, SchedulerOptions, RunnerOpt
 def _check_encoder(config: EngineConfig) -> None:
     """Raise BadRequest for an option that encoders do not support."""
     hint = "leave it out for this model"
-    for name, plain in (
-        ("quantization", None),
-        ("kv_cache_dtype", "auto"),
-        ("load_format", "auto"),
-        ("tp_size", 1),
-    ):
-        if getattr(config, name) != plain:
+    plain = {"quantization": None, "kv_cache_dtype": "auto", "load_format": "auto", "tp_size": 1}
+    for name, default in plain.items():
+        if getattr(config, name) != default:
             raise BadRequest("not supported for encoders", where=name, hint=hint)
     if config.takes_adapters:
         raise BadRequest("encoders do not support adapters", where="enable_lora", hint=hint)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from runtime.config.engine import EngineConfig
-from runtime.config.options import choices_of, default_of, help_of, is_secret, near, options_of
+from runtime.config.options import help_of, near, options_of
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
@@ -306,7 +306,7 @@ def _add(group: Any, one: Field[Any], kind: Any, text: str) -> None:
         **several,
         default=argparse.SUPPRESS,
         help=text,
-        metavar="{" + ",".join(choices_of(one)) + "}" if choices_of(one) else _metavar(kind),
+        metavar="{" + ",".join(choices) + "}" if (choices := one.metadata["choices"]) else _metavar(kind),
     )
 
 
@@ -316,9 +316,9 @@ def _metavar(kind: Any) -> str:
 
 
 def _help(config: type[Any], one: Field[Any]) -> str:
-    text, value = help_of(config, one.name).replace("%", "%%"), default_of(one)
-    hidden = is_secret(one) or value is None or value == ()
-    return text if hidden else f"{text} (default: {value})"
+    text = help_of(config, one.name).replace("%", "%%")
+    hidden = one.metadata["secret"] or one.default in (None, ())
+    return text if hidden else f"{text} (default: {one.default})"
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from math import inf
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -61,7 +61,7 @@ def check(config: Any) -> None:
 def _broken_rule(one: Field[Any], value: Any) -> str | None:
     if value is None or "secret" not in one.metadata:
         return None
-    choices = choices_of(one)
+    choices = one.metadata["choices"]
     if choices and value not in choices:
         return f"must be one of {', '.join(choices)}"
     least, within = one.metadata["at_least"], one.metadata["within"]
@@ -121,14 +121,6 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
     return texts
 
 
-def is_secret(one: Field[Any]) -> bool:
-    return bool(one.metadata.get("secret"))
-
-
-def choices_of(one: Field[Any]) -> tuple[str, ...]:
-    return tuple(one.metadata.get("choices", ()))
-
-
 TYPO_SIMILARITY = 0.75
 """From this similarity on (difflib's ratio) a name counts as a typo of another: "prot" for "port"."""
 
@@ -162,7 +154,3 @@ def config_from(config: type[T], options: Any, **other: Any) -> T:
     names = {one.name for one in fields(options)}
     shared = {one.name: getattr(options, one.name) for one in fields(config) if one.name in names}  # type: ignore[arg-type]
     return config(**{**shared, **other})
-
-
-def default_of(one: Field[Any]) -> Any:
-    return None if one.default is MISSING else one.default

@@ -1,4 +1,4 @@
-"""Triton kernels, one per file. Each has a reference in torch beside it: `plain_*` takes the same arguments
+"""Triton kernels. Each has a reference in torch beside it: `plain_*` takes the same arguments
 and returns the same numbers. The tests compare the two.
 
 Callers check `runtime.kernels.device.compiled` first. Triton comes with torch's CUDA builds only, so nothing

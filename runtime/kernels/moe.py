@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.device import INTERPRETED, shared_memory, stages
-from runtime.kernels.silu_mul import plain_silu_mul, silu_mul
+from runtime.kernels.elementwise import plain_silu_mul, silu_mul
 
 LARGE_TILES = 160 << 10  # of shared memory: three stages of 128 rows and 256 columns
 

@@ -16,9 +16,9 @@ KERNELS: Registry[Any] = Registry(
     "kernel",
     {
         "move_kv": "runtime.kernels.kv_store:move_kv",
-        "rms_norm": "runtime.kernels.rms_norm:rms_norm",
-        "rotate": "runtime.kernels.rotary:rotate",
-        "silu_mul": "runtime.kernels.silu_mul:silu_mul",
+        "rms_norm": "runtime.kernels.elementwise:rms_norm",
+        "rotate": "runtime.kernels.elementwise:rotate",
+        "silu_mul": "runtime.kernels.elementwise:silu_mul",
         "gemv": "runtime.kernels.gemv:gemv",
         "gather_logprobs": "runtime.kernels.logprobs:gather_logprobs",
         "codes_matmul": "runtime.kernels.codes_matmul:codes_matmul",

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native.library import TYPES
-from runtime.kernels.native.products import FEW_ROWS, Product, product_of
+from runtime.kernels.native.products import FEW_ROWS, product_of
 from runtime.layers.dense import read
 from runtime.layers.linear import Linear, LinearMethod, Parts
 from runtime.layers.weights import Weights
@@ -41,7 +41,10 @@ class Int8Linear(Linear):
         self.inputs = weight.shape[1]
         self.scale = wide.abs().amax(1).clamp_(min=_TINY) / WEIGHT_LEVELS
         self._rows: Tensor | None = None
-        self.product = _product_of(wide, self.scale) if levels is None else None
+        self.product = None
+        if levels is None:  # None also if FBGEMM's is faster
+            rounded = (wide / self.scale[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS)
+            self.product = product_of(rounded.to(torch.int8), self.scale, panels=not _has_vnni())
         self.levels = levels or (input_levels() if self.product is None else WEIGHT_LEVELS)
         self._packed = None if self.product is not None else _pack(wide, self.scale)
 
@@ -140,12 +143,6 @@ def _pack(wide: Tensor, scale: Tensor) -> Any:
         return torch.ops.quantized.linear_prepack(rounded, None)
     finally:
         torch.backends.quantized.engine = before
-
-
-def _product_of(wide: Tensor, scale: Tensor) -> Product | None:
-    """The library's product; None if it has none, or FBGEMM's is faster."""
-    rounded = (wide / scale[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8)
-    return product_of(rounded, scale, panels=not _has_vnni())
 
 
 def _largest(x: Tensor) -> Tensor:

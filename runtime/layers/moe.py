@@ -5,6 +5,7 @@ one product."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -22,6 +23,7 @@ Routed: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 the experts' outputs [tokens, hidden]."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Router:
     """Chooses experts. Computed in float32 whatever the input's dtype: a rounded score might choose another
     expert.
@@ -29,19 +31,17 @@ class Router:
     weight: [experts, hidden] float32. bias, correction: [experts] float32 or None.
     """
 
-    __slots__ = ("_bias", "_correction", "_spec", "_weight")
-
-    def __init__(
-        self, spec: RouterSpec, weight: Tensor, bias: Tensor | None, correction: Tensor | None
-    ) -> None:
-        self._spec, self._weight, self._bias, self._correction = spec, weight, bias, correction
+    spec: RouterSpec
+    weight: Tensor
+    bias: Tensor | None
+    correction: Tensor | None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] -> experts [tokens, chosen] int64 and their weights, float32."""
-        spec = self._spec
-        logits = F.linear(x.float(), self._weight, self._bias)
+        spec = self.spec
+        logits = F.linear(x.float(), self.weight, self.bias)
         scores = logits.softmax(-1) if spec.scores == "softmax" else logits.sigmoid()
-        ranked = scores if self._correction is None else scores + self._correction
+        ranked = scores if self.correction is None else scores + self.correction
         if spec.groups > 1:
             ranked = self._best_groups(ranked)
         experts = ranked.topk(spec.chosen, -1).indices
@@ -52,7 +52,7 @@ class Router:
 
     def _best_groups(self, ranked: Tensor) -> Tensor:
         """ranked [tokens, experts] with -inf outside each token's best groups."""
-        spec = self._spec
+        spec = self.spec
         grouped = ranked.unflatten(-1, (spec.groups, -1))  # [tokens, groups, experts of one]
         best = grouped.amax(-1) if spec.group_score == "best" else grouped.topk(2, -1).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
@@ -76,19 +76,18 @@ class ClampedMLP(GatedMLP):
         return (gate * gain).sigmoid_().mul_(gate).mul_(up.add_(1))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SharedExpert:
     """mlp(x), times sigmoid(x gate^T) if there is a `gate` [1, hidden] float32."""
 
-    __slots__ = ("_gate", "_mlp")
-
-    def __init__(self, mlp: FeedForward, gate: Tensor | None) -> None:
-        self._mlp, self._gate = mlp, gate
+    mlp: FeedForward
+    gate: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self._mlp(x)
-        if self._gate is None:
+        y = self.mlp(x)
+        if self.gate is None:
             return y
-        return y.mul_(F.linear(x.float(), self._gate).sigmoid_().to(y.dtype))
+        return y.mul_(F.linear(x.float(), self.gate).sigmoid_().to(y.dtype))
 
 
 class OneByOne:
@@ -145,36 +144,29 @@ class Stacked:
         return self._run(x, self._gate_up, self._down, chosen, weights, self._activate, tuple(self._biases))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """The feed-forward of a layer. A rank holds its part of the width of each expert, the shared one too; the
     ranks' results are summed once. weighs_inputs: see RouterSpec."""
 
-    __slots__ = ("_group", "_routed", "_router", "_shared", "_weighs_inputs")
-
-    def __init__(
-        self,
-        router: Router,
-        routed: Routed,
-        shared: FeedForward | None,
-        group: Group,
-        *,
-        weighs_inputs: bool = False,
-    ) -> None:
-        self._router, self._routed, self._shared = router, routed, shared
-        self._group, self._weighs_inputs = group, weighs_inputs
+    router: Router
+    routed: Routed
+    shared: FeedForward | None
+    group: Group
+    weighs_inputs: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        chosen, weights = self._router(x)
-        if self._weighs_inputs:
+        chosen, weights = self.router(x)
+        if self.weighs_inputs:
             weighted = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
-            y = self._routed(weighted, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1))
+            y = self.routed(weighted, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1))
             y = y.view(*chosen.shape, x.shape[1]).sum(1)
         else:
-            y = self._routed(x, chosen, weights)
-        if self._shared is not None:
-            y = y.add_(self._shared(x))
-        return self._group.sum_(y)
+            y = self.routed(x, chosen, weights)
+        if self.shared is not None:
+            y = y.add_(self.shared(x))
+        return self.group.sum_(y)
 
 
 def _plain(linear: Linear) -> DenseLinear:

@@ -6,6 +6,8 @@ summed. The vocabulary is split by ids, in the embedding and in the head.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,23 +15,23 @@ from runtime.layers.linear import Linear
 from runtime.parallel import Group
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Summed(Linear):
     """`part` (without bias) takes the rank's own inputs; `bias` [outputs] or None is added to the sum."""
 
-    __slots__ = ("_bias", "_group", "_part")
-
-    def __init__(self, part: Linear, bias: Tensor | None, group: Group) -> None:
-        self._part, self._bias, self._group = part, bias, group
+    part: Linear
+    bias: Tensor | None
+    group: Group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._whole(self._part(x), self._bias)
+        return self._whole(self.part(x), self.bias)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        bias = None if self._bias is None else self._bias.index_select(0, outputs)
-        return self._whole(self._part.some(x, outputs), bias)
+        bias = None if self.bias is None else self.bias.index_select(0, outputs)
+        return self._whole(self.part.some(x, outputs), bias)
 
     def _whole(self, y: Tensor, bias: Tensor | None) -> Tensor:
-        y = self._group.sum_(y)
+        y = self.group.sum_(y)
         return y if bias is None else y + bias
 
 

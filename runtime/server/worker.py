@@ -22,7 +22,7 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.config.options import is_secret, options_of
+from runtime.config.options import options_of
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.supervise.channel import ChildSpec, Stop
@@ -223,5 +223,5 @@ def shown_options(spec: ChildSpec) -> Mapping[str, Any]:
         one.name: value
         for config in (spec.server, spec.engine)
         for one in options_of(type(config))
-        if not is_secret(one) and (value := dataclasses.asdict(config)[one.name]) is not None
+        if not one.metadata["secret"] and (value := dataclasses.asdict(config)[one.name]) is not None
     }

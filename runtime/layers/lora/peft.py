@@ -70,7 +70,7 @@ def read(
         )
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            return _Reader(path, file, config, targets, dtype, max_rank).read()
+            return _Reader(str(path), file, config, targets, dtype, max_rank).read()
     except (SafetensorError, OSError) as error:
         raise AdapterError(f"is not a whole safetensors file: {error}", where=str(path)) from error
 
@@ -143,30 +143,25 @@ class _Config(NamedTuple):
         return default
 
 
-class _Reader:
-    def __init__(
-        self,
-        path: Path,
-        file: Any,
-        config: _Config,
-        targets: Mapping[str, Sequence[Target]],
-        dtype: torch.dtype,
-        max_rank: int | None,
-    ) -> None:
-        self._path, self._file, self._config = str(path), file, config
-        self._targets, self._dtype, self._max_rank = targets, dtype, max_rank
+class _Reader(NamedTuple):
+    path: str
+    file: Any
+    config: _Config
+    targets: Mapping[str, Sequence[Target]]
+    dtype: torch.dtype
+    max_rank: int | None
 
     def read(self) -> dict[Projection, Factors]:
-        keys = sorted(self._file.keys())
+        keys = sorted(self.file.keys())
         names: set[str] = set()
         for key in keys:
             if not key.startswith(PREFIX) or not key.endswith((_DOWN, _UP)):
                 raise AdapterError(
-                    f"holds {key!r}: only the factors of linear layers are taken", where=self._path
+                    f"holds {key!r}: only the factors of linear layers are taken", where=self.path
                 )
             names.add(key.removeprefix(PREFIX).removesuffix(_DOWN).removesuffix(_UP))
         if not names:
-            raise AdapterError("holds no tensors", where=self._path)
+            raise AdapterError("holds no tensors", where=self.path)
         factors: dict[Projection, Factors] = {}
         for name in sorted(names):
             for target in self._of(name):
@@ -174,45 +169,45 @@ class _Reader:
         return factors
 
     def _of(self, name: str) -> Sequence[Target]:
-        targets = self._targets.get(plain(name))
+        targets = self.targets.get(plain(name))
         if targets is None:
             raise AdapterError(
                 f"adapts {name!r}, which cannot be adapted in this model",
-                where=self._path,
+                where=self.path,
                 hint="linear layers of attention and feed-forward can; embeddings, heads, experts and "
                 "what latent attention folds into other matrices cannot",
             )
         return targets
 
     def _factors(self, name: str, target: Target) -> Factors:
-        rank, scale = self._config.of(name)
-        if self._max_rank is not None and rank > self._max_rank:
+        rank, scale = self.config.of(name)
+        if self.max_rank is not None and rank > self.max_rank:
             raise AdapterError(
-                f"{name!r} has rank {rank}, max_lora_rank is {self._max_rank}",
-                where=self._path,
+                f"{name!r} has rank {rank}, max_lora_rank is {self.max_rank}",
+                where=self.path,
                 hint="start the engine with a larger max_lora_rank",
             )
         part = target.projection
         down = self._tensor(name + _DOWN, (rank, target.inputs), columns=target.local)
         up = self._tensor(name + _UP, (part.outputs, rank), rows=part.local)
-        return Factors(down.to(self._dtype), (up.float() * scale).to(self._dtype))
+        return Factors(down.to(self.dtype), (up.float() * scale).to(self.dtype))
 
     def _tensor(
         self, name: str, shape: tuple[int, int], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
         try:
-            part = self._file.get_slice(PREFIX + name)
+            part = self.file.get_slice(PREFIX + name)
         except SafetensorError as error:
-            raise AdapterError(f"the tensor {name!r} is missing", where=self._path) from error
+            raise AdapterError(f"the tensor {name!r} is missing", where=self.path) from error
         if tuple(part.get_shape()) != shape:
             raise AdapterError(
                 f"{name!r} has shape {list(part.get_shape())}, {list(shape)} fits the model and {CONFIG}",
-                where=self._path,
+                where=self.path,
                 hint="was the adapter trained for this model?",
             )
         tensor: torch.Tensor = part[as_slice(rows), as_slice(columns)]
         if tensor.dtype not in LOADABLE:
-            raise AdapterError(f"{name!r} has type {tensor.dtype}, which is not supported", where=self._path)
+            raise AdapterError(f"{name!r} has type {tensor.dtype}, which is not supported", where=self.path)
         if not tensor.isfinite().all():
-            raise AdapterError(f"{name!r} holds numbers that are not finite", where=self._path)
+            raise AdapterError(f"{name!r} holds numbers that are not finite", where=self.path)
         return tensor

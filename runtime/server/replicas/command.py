@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import Options
-from runtime.config.options import config_from, default_of, options_of
+from runtime.config.options import config_from, options_of
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
@@ -147,7 +147,7 @@ def changed(config: Any, without: tuple[str, ...] = ()) -> Mapping[str, Any]:
     return {
         one.name: value
         for one in options_of(type(config))
-        if one.name not in without and (value := getattr(config, one.name)) != default_of(one)
+        if one.name not in without and (value := getattr(config, one.name)) != one.default
     }
 
 

@@ -13,16 +13,14 @@ from triton.runtime.jit import JITFunction, mangle_type
 
 from runtime.kernels import device
 from runtime.kernels.codes_matmul import codes_matmul
+from runtime.kernels.elementwise import rms_norm, rotate, silu_mul
 from runtime.kernels.gemv import gemv
 from runtime.kernels.kv_store import move_kv, store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.merge_states import merge_states
 from runtime.kernels.moe import Blocks, fused_experts, grouped_matmul
 from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
-from runtime.kernels.rms_norm import rms_norm
-from runtime.kernels.rotary import rotate
 from runtime.kernels.sampling import Changes, Draws, change, sample
-from runtime.kernels.silu_mul import silu_mul
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED = 227 << 10  # bytes of a block there

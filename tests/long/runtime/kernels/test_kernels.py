@@ -10,6 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from runtime.kernels.elementwise import (
+    plain_rms_norm,
+    plain_rotate,
+    plain_silu_mul,
+    rms_norm,
+    rotate,
+    silu_mul,
+)
 from runtime.kernels.gumbel import halves
 from runtime.kernels.kv_store import plain_store_kv, store_kv
 from runtime.kernels.logprobs import gather_logprobs, plain_gather_logprobs
@@ -22,10 +30,7 @@ from runtime.kernels.moe import (
     plain_grouped_matmul,
 )
 from runtime.kernels.paged_attention import States
-from runtime.kernels.rms_norm import plain_rms_norm, rms_norm
-from runtime.kernels.rotary import plain_rotate, rotate
 from runtime.kernels.sampling import Changes, Draws, change, plain_change, plain_sample, sample
-from runtime.kernels.silu_mul import plain_silu_mul, silu_mul
 
 # The interpreter computes with numpy, which warns of infinity and NaN.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
