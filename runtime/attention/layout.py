@@ -6,7 +6,7 @@ runs that several rows share (Full). A token's results over all its pieces are m
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from runtime.plan import Run, Segment, StepPlan
@@ -102,10 +102,11 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
                 by_row[rows[0]] += runs
             elif rows:
                 shared.setdefault(rows, []).extend(runs)
-    for rows in [rows for rows in shared if worth and _saved(rows, shared[rows]) < worth]:
-        for index in rows:
-            by_row[index] += shared[rows]
-        del shared[rows]
+    for rows in list(shared):
+        if (len(rows) - 1) * sum(run.length for run in shared[rows]) < worth:
+            for index in rows:
+                by_row[index] += shared[rows]
+            del shared[rows]
     members = [
         Member(spans[index], join([*runs, *plan.rows[index].slots]), sum([run.length for run in runs]))
         for index, runs in by_row.items()
@@ -115,10 +116,6 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
         for rows in sorted(shared, key=len, reverse=True)
     ]
     return Split(bands, members, fulls)
-
-
-def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:
-    return (len(rows) - 1) * sum(run.length for run in runs)
 
 
 def _visible(

@@ -61,38 +61,34 @@ class Fields:
         """The name of the field in this file."""
         return self._renamed.get(name, name)
 
-    def _get(self, name: str, default: Any) -> Any:
+    def _get(self, name: str, default: Any) -> tuple[str, Any]:
+        """The name of the field in this file, and its value."""
+        name = self.name_of(name)
         value = self.values.get(name)
-        if value is None:
-            if default is None:
-                raise self.fail(f"the field {name!r} is missing")
-            return default
-        return value
+        if value is None and default is None:
+            raise self.fail(f"the field {name!r} is missing")
+        return name, default if value is None else value
 
     def integer(self, name: str, default: Any = None, *, minimum: int = 1) -> int:
-        name = self.name_of(name)
-        value = self._get(name, default)
+        name, value = self._get(name, default)
         if type(value) is not int or value < minimum:
             raise self.fail(f"{name!r} must be an integer of at least {minimum}, got {value!r}")
         return value
 
     def number(self, name: str, default: Any = None, *, above: float = 0.0) -> float:
-        name = self.name_of(name)
-        value = self._get(name, default)
+        name, value = self._get(name, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
             raise self.fail(f"{name!r} must be a finite number above {above:g}, got {value!r}")
         return float(value)
 
     def flag(self, name: str, default: Any = None) -> bool:
-        name = self.name_of(name)
-        value = self._get(name, default)
+        name, value = self._get(name, default)
         if type(value) is not bool:
             raise self.fail(f"{name!r} must be true or false, got {value!r}")
         return value
 
     def text(self, name: str, default: Any = None) -> str:
-        name = self.name_of(name)
-        value = self._get(name, default)
+        name, value = self._get(name, default)
         if type(value) is not str:
             raise self.fail(f"{name!r} must be a string, got {value!r}")
         return value
@@ -108,8 +104,7 @@ class Fields:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers above 0; empty if the field is missing."""
-        name = self.name_of(name)
-        value = self._get(name, [])
+        name, value = self._get(name, [])
         if not isinstance(value, list) or not all(
             type(item) in (int, float) and 0 < item < math.inf for item in value
         ):
@@ -118,16 +113,14 @@ class Fields:
 
     def names(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if the field is missing."""
-        name = self.name_of(name)
-        value = self._get(name, [])
+        name, value = self._get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fail(f"{name!r} must be a list of strings, got {value!r}")
         return tuple(value)
 
     def child(self, name: str) -> Fields:
         """The object under `name`; an empty one if it is missing."""
-        name = self.name_of(name)
-        value = self._get(name, {})
+        name, value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.fail(f"{name!r} must be an object, got {value!r}")
         return Fields(value, f"{self.source} [{name}]")

@@ -218,8 +218,8 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
         if variable.upper().startswith(ENV_PREFIX) and variable not in known:
             match = registry.near(variable.upper().removeprefix(ENV_PREFIX), names, TYPO_SIMILARITY)
             if match is not None:
-                hint = f"did you mean {names[match]}?"
-                raise BadRequest("there is no such option", where=variable, hint=hint)
+                meant = f"did you mean {names[match]}?"
+                raise BadRequest("there is no such option", where=variable, hint=meant)
     for _, config in groups:
         kinds = _kinds(config)
         for one in options_of(config):

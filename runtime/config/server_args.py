@@ -19,12 +19,10 @@ class ServerArgs(Mapping[str, Any]):
     `Engine(**args.of_engine())` those of an engine. Raises BadRequest for an unknown or invalid option."""
 
     def __init__(self, model_path: str = "pocket", **options: Any) -> None:
-        self._options: dict[str, Any] = {
-            "model": str(model_path),
-            **runtime_options(options, str(model_path)),
-        }
+        given = runtime_options(options, str(model_path))
+        self._given: dict[str, Any] = {"model_path": str(model_path), **given}
         self._read: dict[str, Any] = {}
-        left = dict(self._options)
+        left = {"model": str(model_path), **given}
         for _, config in GROUPS:
             names = {one.name for one in options_of(config)}
             values = read(config, {name: left.pop(name) for name in names & left.keys()}, "ServerArgs")
@@ -34,13 +32,12 @@ class ServerArgs(Mapping[str, Any]):
 
     @property
     def model_path(self) -> str:
-        return str(self._options["model"])
+        return str(self._given["model_path"])
 
     def of_engine(self) -> dict[str, Any]:
         """The given options of an Engine."""
-        names = {one.name for one in options_of(EngineConfig)} - {"model"}
-        kept = {name: value for name, value in self._options.items() if name in names}
-        return {"model_path": self.model_path, **kept}
+        names = {"model_path", *(one.name for one in options_of(EngineConfig))}
+        return {name: value for name, value in self._given.items() if name in names}
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
@@ -56,17 +53,14 @@ class ServerArgs(Mapping[str, Any]):
 
     # -- the given options as a mapping ---------------------------------------------------------------------
 
-    def _as_mapping(self) -> dict[str, Any]:
-        return {"model_path" if name == "model" else name: value for name, value in self._options.items()}
-
     def __getitem__(self, name: str) -> Any:
-        return self._as_mapping()[name]
+        return self._given[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._as_mapping())
+        return iter(self._given)
 
     def __len__(self) -> int:
-        return len(self._options)
+        return len(self._given)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -76,7 +70,5 @@ class ServerArgs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         secret = {one.name for _, config in GROUPS for one in options_of(config) if one.metadata["secret"]}
-        shown = (
-            f"{name}={'...' if name in secret else repr(value)}" for name, value in self._as_mapping().items()
-        )
+        shown = (f"{name}={'...' if name in secret else repr(value)}" for name, value in self._given.items())
         return f"ServerArgs({', '.join(shown)})"

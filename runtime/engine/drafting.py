@@ -173,7 +173,10 @@ class DraftingRunner:
             step = StepPlan(tuple(rows), of_rows(segments, index), released)
             released = ()
             self._draft.launch(step)
-            segments = [*_by_plan_row(step.segments, plan_rows), *_written(rows, plan_rows)]
+            segments = [
+                replace(one, rows=tuple([plan_rows[row] for row in one.rows])) for one in step.segments
+            ]
+            segments += [Segment(row.slots, (of,), row.position) for row, of in zip(rows, plan_rows)]
             following: list[Row] = []
             kept: list[int] = []
             for plan_row, row, result in zip(plan_rows, rows, self._draft.finish({}).rows):
@@ -218,13 +221,3 @@ def _next(row: Row, token: int, slot: int) -> Row:
         step=row.step + 1,
         output=[*row.output, token],
     )
-
-
-def _by_plan_row(segments: Sequence[Segment], plan_rows: Sequence[int]) -> list[Segment]:
-    """The inverse of of_rows()."""
-    return [replace(one, rows=tuple([plan_rows[row] for row in one.rows])) for one in segments]
-
-
-def _written(rows: Sequence[Row], plan_rows: Sequence[int]) -> list[Segment]:
-    """The KV that the rows have computed, as segments."""
-    return [Segment(row.slots, (plan_row,), row.position) for row, plan_row in zip(rows, plan_rows)]

@@ -66,10 +66,11 @@ class TorchTextRunner:
                 )
                 hidden = encoder.hidden(batch)
                 if encoder.classifier is not None:
-                    vectors = _scores(encoder.spec, encoder.classifier(pool("cls", hidden, batch)))
+                    vectors = encoder.classifier(pool("cls", hidden, batch)).float()
+                    if encoder.spec.score == "sigmoid":
+                        vectors = vectors.sigmoid()
                 else:
-                    vectors = pool(self._pooling.mode, hidden, batch)
-                vectors = vectors.float()
+                    vectors = pool(self._pooling.mode, hidden, batch).float()
                 sound = vectors.isfinite().all(-1).tolist()
                 numbers = vectors.tolist()
         except (RuntimeError, IndexError) as error:  # out of memory, for one
@@ -111,7 +112,3 @@ def weight_bytes(spec: EncoderSpec, dtype: torch.dtype) -> int:
     layer = 4 * hidden * hidden + 2 * hidden * spec.ffn_size
     tables = (spec.vocab_size + spec.table_positions + spec.token_types) * hidden
     return (spec.num_layers * layer + tables) * dtype.itemsize
-
-
-def _scores(spec: EncoderSpec, logits: Tensor) -> Tensor:
-    return logits.float().sigmoid() if spec.score == "sigmoid" else logits

@@ -161,9 +161,9 @@ class Follower:
             except Exception as error:  # noqa: BLE001 - it is this plan's result
                 fault, self._out_of_step = fault_of(error), True
             else:
-                self._send(Result(number, result))
+                self._outbox.send(Result(number, result))
         if fault is not None:
-            self._send(Failure(number, fault.to_dict()))
+            self._outbox.send(Failure(number, fault.to_dict()))
             # A rank that lost another one (EngineDead) is not the cause.
             if self._world.size > 1 and self._out_of_step and not isinstance(fault, EngineDead):
                 raise OutOfStep(str(fault))
@@ -183,10 +183,10 @@ class Follower:
         except Exception as error:
             if not order.answered:
                 raise
-            self._send(Failure(-1, fault_of(error).to_dict()))
+            self._outbox.send(Failure(-1, fault_of(error).to_dict()))
         else:
             if order.answered:
-                self._send(Done(data or {}))
+                self._outbox.send(Done(data or {}))
 
     def _verify(self, params: SamplingParams, target: str | None) -> None:
         name = params.custom_logit_processor
@@ -202,9 +202,6 @@ class Follower:
     def _stop_profile(self) -> dict[str, Any]:
         written: dict[str, Any] = {} if self._world.rank else self._profiler.stop()
         return written
-
-    def _send(self, answer: Result | Failure | Done) -> None:
-        self._outbox.send(answer)
 
 
 def fault_of(error: Exception) -> RuntimeFault:
@@ -228,12 +225,6 @@ class _ToParent(logging.Handler):
             os.write(self._file, line)  # short enough to be written atomically
         except (OSError, ValueError):
             return
-
-
-def _quieter(rank: int) -> None:
-    """Log messages that all ranks have only once."""
-    if rank > 0:
-        logging.getLogger().setLevel(logging.WARNING)
 
 
 def _adopt_stdout() -> None:
@@ -294,7 +285,8 @@ def main(arguments: list[str]) -> int:
         watch.start()
         sys.path += [path for path in start.search if path not in sys.path]
         importlib.invalidate_caches()
-        _quieter(start.world.rank)
+        if start.world.rank:  # messages that all ranks have are logged once
+            logging.getLogger().setLevel(logging.WARNING)
         try:
             runner, profiler, ready = _load(start, int(kv) if int(kv) >= 0 else None)
         except Exception as error:

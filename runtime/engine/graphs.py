@@ -11,6 +11,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -53,11 +54,7 @@ class Graphs:
             if fixed is None:
                 return
             ids, positions = self._ids[:size], self._positions[:size]
-
-            def run(ids: Tensor = ids, positions: Tensor = positions, fixed: FixedStep = fixed) -> Tensor:
-                return decoder.hidden(ids, positions, fixed.step)
-
-            self._steps[size] = _Step(fixed, *record(run))
+            self._steps[size] = _Step(fixed, *record(partial(decoder.hidden, ids, positions, fixed.step)))
         self._sizes = sorted(self._steps)
         if self._sizes:
             log.info(

@@ -72,9 +72,9 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
+    limit, used = _text(_CGROUP / "memory.max"), _text(_CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
     return free
 
 
@@ -93,21 +93,17 @@ def give_back(device: torch.device) -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _meminfo() -> int | None:
+def _text(path: Path) -> str:
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return path.read_text(encoding="ascii").strip()
     except OSError:
-        return None
+        return ""
+
+
+def _meminfo() -> int | None:
+    lines = _text(Path("/proc/meminfo")).splitlines()
     available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(available[0]) * 1024 if available else None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -16,17 +17,13 @@ from runtime.layers.linear import Linear
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
 ACTIVATION: dict[str, Activation] = {
     "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "silu": F.silu,

@@ -233,8 +233,13 @@ def few_logits(
 def with_draft_rows(rows: Sequence[Row]) -> list[Row]:
     """The expanded rows: `rows`, followed by a row for each draft, which samples after it as if it were
     right."""
-    behind = [_after(row, count) for row in rows for count in range(1, row.drafts + 1)]
-    return [*rows, *behind]
+    expanded = list(rows)
+    for row in rows:
+        first = len(row.tokens) - row.drafts
+        for count in range(1, row.drafts + 1):
+            output = [*row.output, *row.tokens[first : first + count]]
+            expanded.append(replace(row, step=row.step + count, output=output))
+    return expanded
 
 
 def masks_with_drafts(
@@ -270,12 +275,6 @@ def accepted(rows: Sequence[Row], sampled: Mapping[int, Sample | str]) -> list[t
         results.append(one if isinstance(one, str) else tuple(samples))
         at += row.drafts
     return results
-
-
-def _after(row: Row, count: int) -> Row:
-    """The row that samples after the first `count` drafts."""
-    drafts = row.tokens[len(row.tokens) - row.drafts :][:count]
-    return replace(row, step=row.step + count, output=[*row.output, *drafts])
 
 
 def sampler_on(device: torch.device) -> Sampler:

@@ -24,7 +24,6 @@ from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Pro
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.penalties import Histograms, Ids, adjust, every, listed
 from runtime.plan import Row, Sample, TokenMask
-from runtime.protocol.sampling import SamplingParams
 
 Then: TypeAlias = Callable[[Tensor], None]
 """Called with the drawn ids [rows], on the device, before the host waits for them; below 0: none."""
@@ -125,8 +124,10 @@ class Sampler:
         """sample() together with log-probabilities, if both can be computed in one. Here: if all rows take
         the best id that their mask allows, and ask for nothing else. Otherwise None. Rows need not be finite;
         others give NOT_FINITE. then: used on GPUs."""
-        here = logits.logits.device.type == "cpu"
-        if logits.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
+        if logits.total is not None or logits.logits.device.type != "cpu":
+            return None
+        params = [row.sampling for row in rows]
+        if any(not one.greedy or one.custom_logit_processor or one.adjusts_logits for one in params):
             return None
         table = logits.logits.numpy()
         with np.errstate(invalid="ignore"):  # a sum is finite only if its terms are
@@ -237,11 +238,6 @@ class Unsampled(Sampler):
 
     def sample_listed(self, values: Sequence[Tensor], *_: Any, **__: Any) -> list[int | str]:
         return [0] * len(values)
-
-
-def _takes_best(params: SamplingParams) -> bool:
-    """Whether the row takes the best of the model's unchanged logits."""
-    return params.greedy and params.custom_logit_processor is None and not params.adjusts_logits
 
 
 def _failed(name: str, error: Exception) -> str:

@@ -9,18 +9,12 @@ from __future__ import annotations
 from runtime.config.encoder import EncoderFamily, EncoderNames, Head
 
 _PRETRAINING = (
-    "cls.predictions.bias",
-    "cls.predictions.decoder.weight",
-    "cls.predictions.decoder.bias",
-    "cls.predictions.transform.dense.weight",
-    "cls.predictions.transform.dense.bias",
-    "cls.predictions.transform.LayerNorm.weight",
-    "cls.predictions.transform.LayerNorm.bias",
-    "cls.predictions.transform.LayerNorm.gamma",
-    "cls.predictions.transform.LayerNorm.beta",
-    "cls.seq_relationship.weight",
-    "cls.seq_relationship.bias",
-)
+    "cls.predictions.bias", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias",
+    "cls.predictions.transform.dense.weight", "cls.predictions.transform.dense.bias",
+    "cls.predictions.transform.LayerNorm.weight", "cls.predictions.transform.LayerNorm.bias",
+    "cls.predictions.transform.LayerNorm.gamma", "cls.predictions.transform.LayerNorm.beta",
+    "cls.seq_relationship.weight", "cls.seq_relationship.bias",
+)  # fmt: skip
 _BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 BERT = EncoderFamily(
@@ -33,14 +27,9 @@ BERT_CLASSIFIER = EncoderFamily(
 
 
 _HEAD_OF_MLM = (
-    "lm_head.bias",
-    "lm_head.decoder.weight",
-    "lm_head.decoder.bias",
-    "lm_head.dense.weight",
-    "lm_head.dense.bias",
-    "lm_head.layer_norm.weight",
-    "lm_head.layer_norm.bias",
-)
+    "lm_head.bias", "lm_head.decoder.weight", "lm_head.decoder.bias", "lm_head.dense.weight",
+    "lm_head.dense.bias", "lm_head.layer_norm.weight", "lm_head.layer_norm.bias",
+)  # fmt: skip
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 
 ROBERTA = EncoderFamily(
@@ -58,13 +47,9 @@ ROBERTA_CLASSIFIER = EncoderFamily(
 
 _DISTILBERT_LAYER = "transformer.layer.{layer}."
 _DISTILBERT_MLM = (
-    "vocab_transform.weight",
-    "vocab_transform.bias",
-    "vocab_layer_norm.weight",
-    "vocab_layer_norm.bias",
-    "vocab_projector.weight",
-    "vocab_projector.bias",
-)
+    "vocab_transform.weight", "vocab_transform.bias", "vocab_layer_norm.weight", "vocab_layer_norm.bias",
+    "vocab_projector.weight", "vocab_projector.bias",
+)  # fmt: skip
 _DISTILBERT_NAMES = EncoderNames(
     token_types=None,
     query=_DISTILBERT_LAYER + "attention.q_lin",
