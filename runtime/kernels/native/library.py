@@ -185,7 +185,7 @@ def _computes_right(native: Library) -> bool:
         (more, added),
         (normed, added * scale * weight[0]),
     )
-    right = all(torch.allclose(result, wanted, atol=1e-4) for result, wanted in expected)
+    right = all(torch.allclose(result, definition, atol=1e-4) for result, definition in expected)
     return right and _computes_codes_right(native)
 
 

@@ -60,12 +60,12 @@ class CompressedTensors(Format):
             offset = self._zeros(weights, f"{name}.weight_zero_point", scale, outputs, inputs)
             return Codes(data, scale, group, offset)
         half = 1 << (kept.bits - 1)
-        packed = _words(weights, f"{name}.weight_packed", outputs, _ceil(inputs * kept.bits, WORD))
+        packed = _packed(weights, f"{name}.weight_packed", outputs, _ceil(inputs * kept.bits, WORD))
         codes = unpacked(packed, kept.bits)[:, :inputs]
         zeros: Tensor | int = half
         zero_name = f"{name}.weight_zero_point"
         if not kept.symmetric:
-            packed = _words(weights, zero_name, _ceil(outputs * kept.bits, WORD), scale.shape[1])
+            packed = _packed(weights, zero_name, _ceil(outputs * kept.bits, WORD), scale.shape[1])
             zeros = unpacked(packed.t(), kept.bits)[:, :outputs].t()
         weights.skip(zero_name)
         index_name, path = f"{name}.weight_g_idx", weights.path_of(f"{name}.weight_packed")
@@ -103,7 +103,7 @@ class AWQ(Format):
         group = self._kept.group or inputs
         groups, width = _ceil(inputs, group), _ceil(outputs * bits, WORD)
         codes, zeros = (
-            self._sorted(_words(weights, f"{name}.{part}", rows, width))[:, :outputs]
+            self._sorted(_packed(weights, f"{name}.{part}", rows, width))[:, :outputs]
             for part, rows in (("qweight", inputs), ("qzeros", groups))
         )
         scale = weights.take(f"{name}.scales", (groups, outputs)).t().contiguous()
@@ -123,9 +123,9 @@ class GPTQ(Format):
         kept = self._kept
         group = kept.group or inputs
         groups = _ceil(inputs, group)
-        packed = _words(weights, f"{name}.qweight", _ceil(inputs * kept.bits, WORD), outputs)
+        packed = _packed(weights, f"{name}.qweight", _ceil(inputs * kept.bits, WORD), outputs)
         codes = unpacked(packed.t(), kept.bits)[:, :inputs]
-        packed = _words(weights, f"{name}.qzeros", groups, _ceil(outputs * kept.bits, WORD))
+        packed = _packed(weights, f"{name}.qzeros", groups, _ceil(outputs * kept.bits, WORD))
         zeros = unpacked(packed, kept.bits)[:, :outputs].t()
         if kept.zeros_less_one:  # stored with wrap-around, so that 0 became the highest value
             zeros = (zeros.int() + 1) & ((1 << kept.bits) - 1)
@@ -153,7 +153,7 @@ class Float8OnLoad(Format):
         return Codes((plain / scale).to(E4M3), scale, inputs)
 
 
-def _words(weights: Weights, name: str, *shape: int) -> Tensor:
+def _packed(weights: Weights, name: str, *shape: int) -> Tensor:
     return weights.take(name, shape, types=(torch.int32,))
 
 
