@@ -77,9 +77,13 @@ class TorchViews(Attention[HeadMajorPool]):
             q = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
             # Rounded to the pool's dtype, so that results do not depend on which keys are new in this pass.
             new = widened(rounded(qkv[:, heads:], pool.kv.dtype), exact)
-            out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf, dtype=torch.float32)
-            for part in parts[self.windows[layer]]:
-                _merge(out, lse, part.queries, *self._attend(layer, q, new, part))
+            mine = parts[self.windows[layer]]
+            if len(mine) == 1:  # it has all tokens
+                out, lse = self._attend(layer, q, new, mine[0])
+            else:
+                out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf, dtype=torch.float32)
+                for part in mine:
+                    _merge(out, lse, part.queries, *self._attend(layer, q, new, part))
             if self.sinks:  # the sink's weight is missing from the sum; its value is zero
                 sink = self.sinks[layer].view(pool.kv_heads, 1, self.group)
                 out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
@@ -101,7 +105,9 @@ class TorchViews(Attention[HeadMajorPool]):
             else:
                 parts += self._full((member.span,), cut_runs(member.runs, 0, member.past))
                 parts.append(Part(self._tokens((member.span,))))
-        if short:
+        if len(short) == 1:
+            parts += self._full((short[0].span,), short[0].runs)
+        elif short:
             parts.append(self._bundle(short))
         for full in shared:
             parts += self._full(full.spans, full.runs)

@@ -119,9 +119,6 @@ class Int8(LinearMethod):
         _check_device(table.device)
         return Int8Linear(table)
 
-    def tune(self) -> None:
-        """Nothing to tune: there is one way to compute it."""
-
 
 def _check_device(device: torch.device) -> None:
     if device.type != "cpu":

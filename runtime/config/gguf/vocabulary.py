@@ -74,13 +74,11 @@ def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _config(fields: Fields, tokens: Sequence[str], begins: bool) -> dict[str, Any]:
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": begins}
-    for short, name in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token")):
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    for short, name in names.items():
         number = fields.values.get(f"tokenizer.ggml.{short}_token_id")
         if type(number) is int and number < len(tokens):
             config[name] = tokens[number]
-    padding = fields.values.get("tokenizer.ggml.padding_token_id")
-    if type(padding) is int and padding < len(tokens):
-        config["pad_token"] = tokens[padding]
     if fields.has("tokenizer.chat_template"):
         config["chat_template"] = fields.text("tokenizer.chat_template")
     return config
