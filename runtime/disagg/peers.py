@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.cache.manager import Lease
-from runtime.cache.prefix_cache import PrefixCache
+from runtime.cache.radix import RadixCache
 from runtime.disagg.transfer.kv_manager import (
     FAKE_BOOTSTRAP_HOST,
     KVManager,
@@ -142,7 +142,7 @@ class Peers:
         }
 
 
-def runs_of(lease: Lease, cache: PrefixCache, start: int, end: int) -> list[Run]:
+def runs_of(lease: Lease, cache: RadixCache, start: int, end: int) -> list[Run]:
     """The slots of the tokens start .. end-1 of a sequence, all of which have KV."""
     runs = [run for node in lease.path(cache) for run in node.runs]
     return cut([*runs, *lease.written()], start, end - start)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from runtime.cache.prefix_cache import NoCache, PrefixCache
+from runtime.cache.radix import NoCache, RadixCache
 from runtime.scheduler.policies import Order
 from runtime.scheduler.requests.request import Request
 
@@ -170,7 +170,7 @@ class WaitingQueue:
         self.flows = Flows()
         self._queue: dict[int, _Candidate] = {}
         self._front: dict[int, Request] = {}
-        self.cache: PrefixCache = NoCache()
+        self.cache: RadixCache = NoCache()
         self.tick = 0
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ class WaitingQueue:
         self.remove(request)
         self.flows.ended(request)
 
-    def order(self, cache: PrefixCache, tick: int) -> list[Request]:
+    def order(self, cache: RadixCache, tick: int) -> list[Request]:
         """The order in which to try them now."""
         self.cache, self.tick = cache, tick
         waiting = list(self._queue.values())
