@@ -1,6 +1,6 @@
 """The decode side of split prefill and decode, as a stage of the scheduler: a request gets slots for its
-prompt (DecodePreallocQueue), the prefill side fills them (DecodeTransferQueue), and it is admitted with its
-KV and its first token. Retracted requests keep their KV in host memory.
+prompt (DecodePreallocQueue), the prefill side fills them, and it is admitted with its KV and its first token.
+Retracted requests keep their KV in host memory.
 """
 
 from __future__ import annotations
@@ -131,36 +131,6 @@ class DecodePreallocQueue(dict[int, DecodeTransfer]):
         return pinned + most <= self._manager.slots
 
 
-class DecodeTransferQueue(dict[int, DecodeTransfer]):
-    """Requests by seq whose slots are being filled."""
-
-    def __init__(self, peers: Peers) -> None:
-        super().__init__()
-        self._peers = peers
-
-    def pop_transferred(self) -> tuple[list[DecodeTransfer], list[Settled]]:
-        """Those whose KV and metadata have arrived, taken out; and those that failed, which stay until
-        removed."""
-        ready: list[DecodeTransfer] = []
-        failed: list[Settled] = []
-        for seq, transfer in list(self.items()):
-            receiver = transfer.receiver
-            match receiver.poll():
-                case KVPoll.Failed:
-                    failed.append((transfer.request, failure_of(receiver)))
-                case KVPoll.Success:
-                    try:
-                        transfer.metadata = self._peers.rows.buffers.read(
-                            transfer.index, receiver.bootstrap_id
-                        )
-                    except RuntimeFault as fault:
-                        failed.append((transfer.request, fault))
-                        continue
-                    if transfer.metadata is not None:
-                        ready.append(self.pop(seq))
-        return ready, failed
-
-
 class HostCopies(dict[int, memoryview]):
     """KV of retracted requests in host memory, by seq, so that it need not be computed again. A copy is
     dropped with its request."""
@@ -204,7 +174,7 @@ class DecodeStage(Stage):
         super().__init__(parts)
         self._peers, self._figures = peers, peers.figures
         self._prealloc = DecodePreallocQueue(self.manager, peers, reserved)
-        self._transfers = DecodeTransferQueue(peers)
+        self._transfers: dict[int, DecodeTransfer] = {}  # their slots are being filled
         self._arrived: dict[int, DecodeTransfer] = {}  # complete, not admitted yet
         self._active: dict[int, Request] = {}  # admitted: running or retracted
         self._first: list[tuple[Request, Sample | None]] = []
@@ -235,17 +205,17 @@ class DecodeStage(Stage):
         self._prealloc[request.seq] = DecodeTransfer(request, receiver, carries, request.prompt_len)
 
     def poll(self, now: float) -> Iterable[Settled]:
-        if self._farewells:
-            self._farewells = [one for one in self._farewells if not _aborted(*one)]
+        self._say_farewell()
         if not (self._prealloc or self._transfers):
             return ()
-        ready, settled = self._transfers.pop_transferred()
-        for transfer in ready:
+        settled: list[Settled] = []
+        for seq, transfer in list(self._transfers.items()):
             try:
-                self._commit(transfer)
+                if self._has_arrived(transfer):
+                    self._arrived[seq] = self._transfers.pop(seq)
+                    self._commit(transfer)
             except RuntimeFault as fault:
                 settled.append((transfer.request, fault))
-            self._arrived[transfer.request.seq] = transfer
         held = [*self._transfers.values(), *self._arrived.values()]
         # Retracted requests come first.
         closed = bool(self._copies)
@@ -265,7 +235,10 @@ class DecodeStage(Stage):
             request.cached = min(metadata.cached_tokens, request.prompt_len)
             sample = _first_sample(request, metadata)
             if sample is None and request.ending is None and request.computed == len(request.tokens):
-                self._recompute_last(request)
+                # The first token that came cannot be used; its logits are needed again.
+                lease, last = request.lease, len(request.tokens) - 1
+                assert lease is not None
+                request.computed = self.manager.cut(lease, request.tokens, request.computed, last)
             self._first.append((request, sample))
         super().admitted(request, now)
 
@@ -293,7 +266,7 @@ class DecodeStage(Stage):
         if reason.type == "abort":
             self._figures.failed += 1
         self._farewells.append((transfer.receiver, ended_by("decode", reason)))
-        self._farewells = [one for one in self._farewells if not _aborted(*one)]
+        self._say_farewell()
         self._free_row(transfer)
 
     def void(self) -> Iterable[Settled]:
@@ -315,6 +288,16 @@ class DecodeStage(Stage):
             **self._peers.state(),
         }
 
+    def _has_arrived(self, transfer: DecodeTransfer) -> bool:
+        """Whether its KV and its metadata are there. Raises the error of a transfer that failed."""
+        receiver = transfer.receiver
+        poll = receiver.poll()
+        if poll is KVPoll.Failed:
+            raise failure_of(receiver)
+        if poll is KVPoll.Success:
+            transfer.metadata = self._peers.rows.buffers.read(transfer.index, receiver.bootstrap_id)
+        return transfer.metadata is not None
+
     def _commit(self, transfer: DecodeTransfer) -> None:
         """The prompt's KV is in the request's slots. Without a first token the last token of the prompt is
         computed again here, for its logits."""
@@ -332,24 +315,20 @@ class DecodeStage(Stage):
         self.manager.publish(lease, request.tokens, request.computed - request.returns_logprobs)
         self._figures.moved(transfer.length, time.monotonic() - transfer.since)
 
-    def _recompute_last(self, request: Request) -> None:
-        """The first token that came cannot be used; its logits are needed again."""
-        lease = request.lease
-        assert lease is not None
-        request.computed = self.manager.cut(lease, request.tokens, request.computed, len(request.tokens) - 1)
+    def _say_farewell(self) -> None:
+        """Abort the transfers of requests that have ended, once the other side can be notified."""
+        waiting: list[tuple[KVReceiver, str]] = []
+        for receiver, why in self._farewells:
+            if receiver.poll() is KVPoll.Bootstrapping:
+                waiting.append((receiver, why))
+            else:
+                receiver.abort(why)
+        self._farewells = waiting
 
     def _free_row(self, transfer: DecodeTransfer) -> None:
         if transfer.index >= 0:
             self._peers.rows.release(transfer.index)
             transfer.index = -1
-
-
-def _aborted(receiver: KVReceiver, why: str) -> bool:
-    """Abort it, if the other side can be notified; returns whether it has ended."""
-    if receiver.poll() is KVPoll.Bootstrapping:
-        return False
-    receiver.abort(why)
-    return True
 
 
 def _first_sample(request: Request, metadata: Metadata) -> Sample | None:

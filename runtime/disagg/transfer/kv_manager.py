@@ -41,29 +41,20 @@ class KVPoll(IntEnum):
 class TransferOptions:
     """Settings of a manager. All times in seconds.
 
-    host               where it listens; also the address for its peers, unless `advertise` is set
+    host               where it listens, and the address for its peers
     key                the secret of both sides; without one it listens on loopback addresses only
     bootstrap_timeout  until the other side of a transfer is connected
     waiting_timeout    from then until all KV has arrived
     heartbeat          between two heartbeats of a peer; it is lost after `heartbeat_misses` missing in a row
-    streams            connections for the KV between two managers
-    piece_bytes        bytes of KV sent in one piece, about
-    rank, ranks        which of the tensor-parallel ranks of its engine this manager is
     faults             injected faults, in tests
     """
 
     host: str = "127.0.0.1"
-    port: int = 0
-    advertise: str | None = None
     key: bytes | None = field(default=None, repr=False)
     bootstrap_timeout: float = 300.0
     waiting_timeout: float = 300.0
     heartbeat: float = 5.0
     heartbeat_misses: int = 2
-    streams: int = 2
-    piece_bytes: int = 4 << 20
-    rank: int = 0
-    ranks: int = 1
     faults: Faults | None = None
 
     def verify(self) -> TransferOptions:
@@ -71,11 +62,8 @@ class TransferOptions:
         for name in ("bootstrap_timeout", "waiting_timeout", "heartbeat"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest("must be a positive number of seconds", where=name)
-        for name in ("heartbeat_misses", "streams", "piece_bytes", "ranks"):
-            if getattr(self, name) < 1:
-                raise BadRequest("must be at least 1", where=name)
-        if not 0 <= self.rank < self.ranks:
-            raise BadRequest(f"must be 0 to {self.ranks - 1}", where="rank")
+        if self.heartbeat_misses < 1:
+            raise BadRequest("must be at least 1", where="heartbeat_misses")
         return self
 
 
@@ -158,25 +146,26 @@ class TransferEnd:
     def poll(self) -> KVPoll:
         """Also checks the deadline. Once it has returned Success or Failed, nothing is read or written any
         more."""
-        if self.progress.overdue():
-            self._notify_failed()
+        fault = self.progress.failure() if self.progress.overdue() else None
+        if fault is not None:
+            self._failed(fault, True)
         return self.progress.now
 
     def abort(self, reason: str = "aborted") -> None:
         """End it, and notify the other side. Nothing is written any more when it returns."""
         self.fail(Aborted(reason, where=f"room {self.bootstrap_id}"))
 
-    def fail(self, fault: RuntimeFault, *, known_by: Any = None) -> None:
-        """Fail it, unless it has ended, and notify the other side. known_by: a link that needs no message."""
+    def fail(self, fault: RuntimeFault, *, notify: bool = True) -> None:
+        """Fail it, unless it has ended. notify: the other side does not know of it."""
         if self.progress.fail(fault):
-            self._notify_failed(known_by)
+            self._failed(fault, notify)
 
     def failure(self) -> RuntimeFault | None:
         """Why it failed."""
         return self.progress.failure()
 
-    def _notify_failed(self, known_by: Any = None) -> None:
-        """It has just failed."""
+    def _failed(self, fault: RuntimeFault, notify: bool) -> None:
+        """It has just failed; `notify` the other side."""
 
 
 class KVSender(TransferEnd, ABC):
@@ -216,11 +205,8 @@ class KVReceiver(TransferEnd, ABC):
 
 
 class KVManager(ABC):
-    """One rank's end of all its transfers: creates senders (prefill) and receivers (decode), holds the
-    connections.
-
-    carries: whether KV really moves; if not, nothing may be kept in a prefix cache.
-    """
+    """One engine's end of all its transfers: creates senders (prefill) and receivers (decode), holds the
+    connections. carries: whether KV really moves; if not, nothing may be kept in a prefix cache."""
 
     carries: ClassVar[bool]
 

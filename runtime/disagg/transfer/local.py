@@ -98,10 +98,11 @@ class LocalManager(PullingManager):
                 self._pools[link.session] = pool
                 link.on_close(lambda: self._unmap(link.session))
 
-    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+    def bring(self, link: Link, there: Sequence[Run], receiver: Receiver, first: int) -> bool:
         pool, mine = self._pools.get(link.session), self.memory
         if pool is None:
             return False  # the link has ended, and its transfers with it
+        heads = pool.layout.span
 
         def write(here: list[Run]) -> None:
             if isinstance(mine, ArrayMemory):

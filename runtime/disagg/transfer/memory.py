@@ -24,13 +24,14 @@ width]. Each pool prefers the one that is closer to its own."""
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """The KV that one rank keeps of each token. Both sides exchange theirs, which must be compatible.
+    """The KV that a pool keeps of each token. Both sides of a transfer exchange theirs, which must be
+    compatible.
 
     layers       of the model
     total_heads  key heads of the whole model
     head_bytes   of one key head of one token: head_dim times the size of a number
     dtype        of the numbers, as torch calls it
-    first, heads which key heads this rank has: `heads` from `first` on
+    first, heads which key heads the pool has: `heads` from `first` on; of one rank maybe not all
     order        the preferred order of pieces
     """
 
@@ -52,7 +53,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     def check(self, other: KVLayout) -> None:
         """Raise TransferError, naming what differs, unless KV of `other` can be used here."""
-        for name in ("layers", "total_heads", "head_bytes", "dtype"):
+        for name in ("layers", "total_heads", "head_bytes", "dtype", "first", "heads"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise TransferError(
@@ -236,7 +237,7 @@ def share(want: range, have: Sequence[range]) -> list[tuple[int, range]]:
     while head < want.stop:
         index = next((at for at, one in enumerate(have) if head in one), None)
         if index is None:
-            raise TransferError(f"no rank of the prefill side has head {head}", where="KV layout")
+            raise TransferError(f"no rank has head {head}", where="KV layout")
         stop = min(want.stop, have[index].stop)
         shares.append((index, range(head, stop)))
         head = stop

@@ -1,11 +1,10 @@
 """The nixl transfer: the decode side reads the prefill side's memory through NIXL (UCX: RDMA if there is one,
 else TCP and shared memory). Messages go over TCP, as with tcp.
 
-KV is read into a buffer first and copied to the pool from there: a read that is under way when its transfer
-ends must not write into slots that belong to another sequence by then. UCX opens ports of its own, without a
-key: on the loopback interface if the manager's host is a loopback address, else on all interfaces, or those
-in UCX_NET_DEVICES; use a separate network. Pools on a device are refused. A prefill side whose model is
-shared by several ranks sends as tcp does: its pool lies in several places.
+KV is read into a buffer and copied to the pool from there: a read that is under way when its transfer ends
+must not write into slots that belong to another sequence by then. UCX opens ports without a key, on the
+loopback interface or those in UCX_NET_DEVICES: use a separate network. Pools on a device are refused; a
+prefill side whose model is shared by several ranks sends as tcp does.
 """
 
 from __future__ import annotations
@@ -120,11 +119,12 @@ class NixlManager(PullingManager):
                 self._remote[link.session] = (named, peer.address, mapping)
                 link.on_close(lambda: self._forget_agent(link.session))
 
-    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+    def bring(self, link: Link, there: Sequence[Run], receiver: Receiver, first: int) -> bool:
         remote = self._remote.get(link.session)
         if remote is None:
             return False  # the link has ended, and its transfers with it
         name, address, mapping = remote
+        heads = mapping.layout.span
         offsets, sizes = spots(mapping, there, heads).T
         buffer = self._staging()
         ends = sizes.cumsum()

@@ -16,6 +16,7 @@ import msgspec
 
 from runtime.disagg.transfer.memory import KVLayout
 from runtime.disagg.transfer.net.messages import MAX_MESSAGE, MESSAGES, Ping
+from runtime.disagg.transfer.net.streams import PieceSender
 from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLost, WireError
 
@@ -29,10 +30,10 @@ PING_S = 0.05
 
 
 class Link:
-    """end: connected, after the handshake; the link closes it. peer, layout: the other side and its KV;
-    pulls: the decode side fetches KV. Each message is passed to `take`; `lost` is called once, if the link
-    ends by itself. heartbeat, misses: how often heartbeats must come; peer_heartbeat: how often the other
-    side expects one."""
+    """end: connected, after the handshake; the link closes it. peer, layout: the other side and its KV.
+    pulls: the decode side fetches KV; streams: where the prefill side pushes it otherwise. Each message is
+    passed to `take`; `lost` is called once, if the link ends by itself. heartbeat, misses: how often
+    heartbeats must come; peer_heartbeat: how often the other side expects one."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Link:
         pulls: bool = False,
     ) -> None:
         self.pulls = pulls
+        self.streams: PieceSender | None = None
         self.peer, self.session, self.layout = peer, session, layout
         self._end = end
         self._heartbeat, self._misses = heartbeat, misses
@@ -84,19 +86,15 @@ class Link:
         try:
             self._outgoing.put_nowait(data)
         except queue.Full:
-            self._end_with(TransferPeerLost("the other engine takes no messages", where=self.peer))
+            self.break_off(TransferPeerLost("the other engine takes no messages", where=self.peer))
 
     def close(self) -> None:
         """End it without a report. Queued messages are still sent, if that does not block."""
-        self._end_with(None)
-
-    def break_off(self, fault: RuntimeFault) -> None:
-        """End it as if it had ended by itself."""
-        self._end_with(fault)
+        self.break_off(None)
 
     def _read(self) -> None:
         """Until it ends. `lost` is called from this thread, which holds no lock of others."""
-        self._end_with(self._read_all())
+        self.break_off(self._read_all())
         if self._fault is not None:
             self._lost(self, self._fault)
 
@@ -134,7 +132,7 @@ class Link:
             try:
                 self._end.sendall(data)
             except OSError as error:
-                self._end_with(
+                self.break_off(
                     TransferPeerLost(f"the connection was lost: {error.strerror or error}", where=self.peer)
                 )
                 break
@@ -142,7 +140,8 @@ class Link:
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
-    def _end_with(self, fault: RuntimeFault | None) -> None:
+    def break_off(self, fault: RuntimeFault | None) -> None:
+        """End it as if it had ended by itself, with this fault; None: without a report."""
         with self._lock:
             if self._closed:
                 return

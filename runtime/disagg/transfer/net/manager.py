@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, RankInfo, register, resolve
+from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, register, resolve
 from runtime.disagg.transfer.kv_manager import KVManager, TransferOptions
 from runtime.disagg.transfer.memory import KVMapping, KVMemory, cut, size_of, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
@@ -24,14 +24,9 @@ from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Chunk, Hello, Welcome
 from runtime.disagg.transfer.net.receiving import Receiver, ReceivingSide
 from runtime.disagg.transfer.net.sending import Sender, SendingSide
-from runtime.disagg.transfer.net.streams import MAX_PIECE, Arrived, Piece, PieceReceiver, PieceSender
+from runtime.disagg.transfer.net.streams import MAX_PIECE, PIECE_BYTES, Arrived, PieceReceiver, PieceSender
 from runtime.plan import Run
-from runtime.protocol.errors import (
-    EngineDead,
-    RuntimeFault,
-    TransferError,
-    TransferPeerLost,
-)
+from runtime.protocol.errors import EngineDead, RuntimeFault, TransferError, TransferPeerLost
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +36,8 @@ GREETINGS = 64
 """Handshakes at once, at most; more connections are closed."""
 PART_PIECES = 4
 """How many pieces' bytes are fetched at once."""
+STREAMS = 2
+"""Connections for the KV between two managers, if it is pushed."""
 CLOSE_S = 5.0
 
 
@@ -55,12 +52,11 @@ class SocketManager(KVManager):
     ) -> None:
         self.memory, self.rows = memory, rows
         self.options = (options or TransferOptions()).verify()
-        self.sending = SendingSide(memory, rows, self.options, self._push)
+        self.sending = SendingSide(memory, rows, self.options)
         self.receiving = ReceivingSide(memory, rows, self.options, self._connect)
         self._lock = threading.Lock()
         self._closed = False
         self._links: dict[str, Link] = {}
-        self._streams: dict[str, PieceSender] = {}
         self._listener: socket.socket | None = None
         self._greetings = threading.Semaphore(GREETINGS)
         self._sent = self._received = 0  # bytes; of links that are there, their streams count
@@ -97,14 +93,7 @@ class SocketManager(KVManager):
         self._listener, address = self.open()
         threading.Thread(target=self._accept, args=(self._listener,), name="transfer", daemon=True).start()
         if bootstrap is not None:
-            info = RankInfo(
-                address=address,
-                transfer=self.name,
-                layout=self.memory.layout,
-                row_bytes=self.rows.row_bytes,
-                rank=self.options.rank,
-                ranks=self.options.ranks,
-            )
+            info = EngineInfo(address, self.name, self.memory.layout)
             register(bootstrap, info, self.options.key, REQUEST_S)
         return address
 
@@ -118,8 +107,8 @@ class SocketManager(KVManager):
 
     def state(self) -> dict[str, Any]:
         with self._lock:
-            sent = self._sent + sum(one.bytes for one in self._streams.values())
-            links = len(self._links)
+            streams = [link.streams for link in self._links.values() if link.streams is not None]
+            sent, links = self._sent + sum(one.bytes for one in streams), len(self._links)
         return {
             "transfer": self.name,
             "links": links,
@@ -201,13 +190,15 @@ class SocketManager(KVManager):
                 where="hello",
                 hint="start both sides with the same settings",
             )
-        if hello.kind == "stream" and hello.session not in self._streams:
-            raise TransferPeerLost("the connection that this stream belongs to has ended", where="hello")
 
     def _add_stream(self, end: socket.socket, hello: Hello, proof: bytes) -> None:
-        answer = Welcome(proof=proof, layout=self.memory.layout, session=hello.session)
-        welcome(end, answer, HELLO_S)
-        self._streams[hello.session].add(end)
+        link = self._links.get(hello.session)
+        if link is None or link.streams is None:
+            fault = TransferPeerLost("the connection that this stream belongs to has ended", where="hello")
+            refuse(end, fault)
+            raise fault
+        welcome(end, Welcome(proof=proof, layout=self.memory.layout, session=hello.session), HELLO_S)
+        link.streams.add(end)
 
     def _add_link(self, end: socket.socket, hello: Hello, proof: bytes) -> None:
         session = secrets.token_hex(16)
@@ -220,13 +211,11 @@ class SocketManager(KVManager):
             heartbeat=self.options.heartbeat,
             extra=self.extra(),
         )
-        peer = f"decode rank {hello.rank} of {hello.ranks}"
-        link = self._link(end, peer, session, hello, pulls=mapping is not None)
+        link = self._link(end, "the decode engine", session, hello, pulls=mapping is not None)
         if not link.pulls:
-            streams = PieceSender(self.options.faults, link.break_off)
-            link.on_close(streams.close)
-            with self._lock:
-                self._streams[session] = streams
+            link.streams = PieceSender(self.options.faults, link.break_off)
+            link.on_close(link.streams.close)
+        self._register(link)  # its streams may come as soon as it is welcome
         try:
             welcome(end, answer, HELLO_S)
             self.met(link, end, hello)
@@ -235,66 +224,38 @@ class SocketManager(KVManager):
             raise
         self._begin(link, self.sending.take)
 
-    def _push(self, link: Link, piece: Piece) -> None:
-        streams = self._streams.get(link.session)
-        if streams is not None:
-            streams.put(piece)
-
     # -- the decode side's connections -----------------------------------------------------------------------
 
-    def _connect(self, bootstrap: str) -> list[Link]:
+    def _connect(self, bootstrap: str) -> Link:
         engine = resolve(bootstrap, self.options.key, REQUEST_S)
-        self._check_engine(engine, bootstrap)
-        links: list[Link] = []
-        try:
-            for info in engine.ranks:
-                link = self._connect_rank(info)
-                links.append(link)
-        except BaseException:
-            for link in links:
-                link.close()
-            raise
-        return links
-
-    def _check_engine(self, engine: EngineInfo, bootstrap: str) -> None:
         if engine.transfer != self.name:
             raise TransferError(
                 f"the prefill side has transfer {engine.transfer!r}, this side {self.name!r}",
                 where=bootstrap,
                 hint="start both sides with the same --disaggregation-transfer-backend",
             )
-        if engine.dp_size * engine.pp_size > 1:
-            raise TransferError(
-                "a prefill side with several dp or pp ranks is not supported", where=bootstrap
-            )
-        for info in engine.ranks:
-            self.memory.layout.check(info.layout)
-
-    def _connect_rank(self, info: RankInfo) -> Link:
-        end = self._dial(info.address)
+        self.memory.layout.check(engine.layout)
+        end = self._dial(engine.address)
         try:
             answer = greet(end, self._hello("messages", ""), self.options.key, HELLO_S)
             self.memory.layout.check(answer.layout)
-            link = self._link(
-                end, f"prefill rank {info.rank} of {info.ranks}", answer.session, answer,
-                pulls=answer.mapping is not None,
-            )  # fmt: skip
+            pulls = answer.mapping is not None
+            link = self._link(end, "the prefill engine", answer.session, answer, pulls=pulls)
             self.met(link, end, answer)
         except BaseException:
             end.close()
             raise
         self._begin(link, self._take_sent)
-        if not link.pulls:
-            try:
-                for _ in range(self.options.streams):
-                    self._open_stream(link, info)
-            except BaseException:
-                link.close()
-                raise
+        try:
+            for _ in range(0 if link.pulls else STREAMS):
+                self._open_stream(link, engine.address)
+        except BaseException:
+            link.close()
+            raise
         return link
 
-    def _open_stream(self, link: Link, info: RankInfo) -> None:
-        end = self._dial(info.address)
+    def _open_stream(self, link: Link, address: str) -> None:
+        end = self._dial(address)
         try:
             greet(end, self._hello("stream", link.session), self.options.key, HELLO_S)
         except BaseException:
@@ -315,7 +276,7 @@ class SocketManager(KVManager):
         if isinstance(message, Chunk) and link.pulls:
             receiver = self.receiving.find(message.bootstrap_id)
             if receiver is not None:
-                self._received += size_of(self.memory.layout, message.runs, receiver.heads(link))
+                self._received += size_of(self.memory.layout, message.runs, self.memory.layout.span)
                 self.fetch(link, message, receiver)
         else:
             self.receiving.take(link, message)
@@ -335,8 +296,6 @@ class SocketManager(KVManager):
             layout=self.memory.layout,
             kind=kind,
             session=session,
-            rank=self.options.rank,
-            ranks=self.options.ranks,
             row_bytes=self.rows.row_bytes,
             heartbeat=self.options.heartbeat,
             extra=self.extra(),
@@ -361,20 +320,21 @@ class SocketManager(KVManager):
         link.on_close(lambda: self._forget(link))
         return link
 
-    def _begin(self, link: Link, take: Any) -> None:
+    def _register(self, link: Link) -> None:
         with self._lock:
-            self._links[link.session] = link
-            closed = self._closed
+            if not link.closed:
+                self._links[link.session] = link
+
+    def _begin(self, link: Link, take: Any) -> None:
+        self._register(link)
         link.start(take, self._lost)
-        if closed:
+        if self._closed:
             link.close()
 
     def _forget(self, link: Link) -> None:
         with self._lock:
-            self._links.pop(link.session, None)
-            streams = self._streams.pop(link.session, None)
-            if streams is not None:
-                self._sent += streams.bytes
+            if self._links.pop(link.session, None) is not None and link.streams is not None:
+                self._sent += link.streams.bytes
 
     def _lost(self, link: Link, fault: RuntimeFault) -> None:
         level = logging.WARNING if self.sending.live or self.receiving.live else logging.INFO
@@ -390,12 +350,10 @@ class PullingManager(SocketManager):
         super().__init__(memory, rows, options)
         self._jobs: queue.SimpleQueue[tuple[Link, Chunk, Receiver] | None] = queue.SimpleQueue()
         self._fetcher: threading.Thread | None = None
-        self.part_bytes = max(
-            PART_PIECES * self.options.piece_bytes, memory.layout.token_bytes(memory.layout.heads)
-        )
+        self.part_bytes = max(PART_PIECES * PIECE_BYTES, memory.layout.token_bytes(memory.layout.heads))
 
     @abstractmethod
-    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+    def bring(self, link: Link, there: Sequence[Run], receiver: Receiver, first: int) -> bool:
         """The KV of these slots of the prefill side, at most part_bytes, to the receiver's tokens from
         `first` on (Receiver.write_tokens). False: the transfer has ended. Raises TransferError."""
 
@@ -424,13 +382,12 @@ class PullingManager(SocketManager):
                 receiver.fail(TransferError(f"KV could not be fetched: {error}", where=link.peer))
 
     def _fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
-        heads = receiver.heads(link)
         # In parts, so that an abort of the transfer need not wait long.
-        size = max(1, self.part_bytes // self.memory.layout.token_bytes(max(1, len(heads))))
+        size = self.part_bytes // self.memory.layout.token_bytes(self.memory.layout.heads)
         count = tokens_of(chunk.runs)
         for at in range(0, count, size):
             if receiver.progress.ended:
                 return
             part = cut(chunk.runs, at, min(size, count - at))
-            if not self.bring(link, part, heads, receiver, chunk.first + at):
+            if not self.bring(link, part, receiver, chunk.first + at):
                 return
