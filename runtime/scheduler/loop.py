@@ -1,13 +1,8 @@
 """The loop: joins scheduler and runner, and keeps the errors of each from the other.
 
-Plain:       plan, launch, masks, finish, commit, and its outputs.
-Overlapped:  the same steps in another order. A tick first ends the step under way, then plans and launches
-             the next, and only then returns the outputs of the one that ended.
-
-So the CPU does this while the model computes: building and posting outputs, accepting requests (checks,
-sessions, prompts), deadlines, ready grammars, admission of requests that fit, masks. Between two passes
-remains what the next plan needs: the sampled tokens, stop conditions, advances of grammars, publishing
-prefixes, slots, and the plan. Each request gets exactly the same outputs as in the plain loop.
+Plain: plan, launch, masks, finish, commit, and its outputs. Overlapped, a tick first ends the step under way,
+then plans and launches the next, and only then returns the outputs of the one that ended: the CPU builds
+outputs, accepts and admits requests and fills masks while the model computes. Outputs are the same.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Speculation: which tokens a request's next row guesses, and figures about the results.
 
-A plan's row carries guesses as its last tokens (`Row.drafts`); the model computes them together with the
-certain token, and the runner samples behind each right guess, with the draws and masks that the position
-would have had anyway. So outputs are the same as without, sampled ones included (Leviathan et al., "Fast
-Inference from Transformers via Speculative Decoding", arXiv 2211.17192, accept by a ratio of probabilities
-instead; here a draw is a function of seed and step, and a guess is right if it is drawn).
+A plan's row carries guesses as its last tokens (`Row.drafts`), from prompt look-up (`requests/drafting.py`)
+or a draft model (`RowResult.guesses`). The runner samples behind each right guess, with the draws and masks
+that the position would have had anyway. So outputs are the same as without, sampled ones included (Leviathan
+et al., "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192, accept by a ratio of
+probabilities instead; here a draw is a function of seed and step, and a guess is right if it is drawn).
 
-- Guesses come from prompt look-up (`requests/drafting.py`), or from a draft model with the results of the
-  step before (`RowResult.guesses`, `runtime/engine/drafting.py`).
-- Their number follows recent success (`requests/drafting.py`), and is zero if they are right less often than
-  pays: the cost of one more token is learned from the times of passes (`Pace`). Guesses that the grammar
-  refuses are cut off.
-- At the commit (`batching.py`) the row's slots are taken back up to the last certain token, and right tokens
-  are appended one by one, as if each had been a step. Stops, grammars, forced text and log-probabilities see
-  what they would see otherwise, and the cache never gets a wrong guess.
+The number of guesses follows recent success, and is zero if they are right less often than pays: the cost of
+one more token is learned from the times of passes (`Pace`). At the commit (`batching.py`) the slots of wrong
+guesses are taken back; the cache never gets one.
 """
 
 from __future__ import annotations

@@ -2,24 +2,18 @@
 completes it before max_new_tokens runs out. Samples nothing and knows no queues.
 
 Backtracking. A matcher whose language is wider than its constraint may reach a state from which no token
-leads on. Then its last steps are undone in the matcher, the output and the KV, the token that led there is
-forbidden, and generation continues. How often, and how many tokens in all, is bounded (SchedulerConfig).
+leads on. Then its last steps are undone in the matcher, the output and the KV, and the token that led there
+is forbidden. How often, and how many tokens in all, is bounded (SchedulerConfig).
 
 Budget. From half of max_new_tokens on (streams and small budgets: from the start) a request holds a
-completion: ids that would complete its output and that fitted into the remaining budget when they were found.
-It is checked again after a quarter of the spare tokens: rarely while there are many, at every token in the
-end. Usually the held ids, or the rest of them, are still good and no search is needed. If a search fails and
-the budget is large, it is repeated after 2, 4, 8 ... tokens. If the budget is small, the output is cut back
-to where a completion was known, or to a later step from which one is found at once, and that completion is
-appended without asking the model.
+completion: ids that complete its output within the remaining budget. It is checked again after a quarter of
+the spare tokens; usually the held ids, or the rest of them, are still good and no search is needed. If a
+search fails and the budget is large, it is repeated after 2, 4, 8 ... tokens. If the budget is small, the
+output is cut back to where a completion was known, and that is appended without asking the model. The
+generation ends with "length" then, even if min_new_tokens is not reached.
 
-Text that was sent cannot be taken back. A stream is checked after every token besides, and only tokens before
-the last step with a known completion are sent; if none is found, the stream lags by up to PATIENCE tokens. If
-it has to be completed from there, the output may differ from that of a request that does not stream.
-
-The generation then ends, even if min_new_tokens is not reached: the constraint has priority. It ends with
-"length", since the model did not write the completion. A stop string or stop id within the completion ends
-the output there, and is cut from the text as usual. Completions hold no eos, so an eos needs no budget.
+Text that was sent cannot be taken back: a stream is checked after every token, and only tokens before the
+last step with a known completion are sent; if none is found, it lags by up to PATIENCE tokens.
 
 Searches come in pieces: between two of them the caller may do other work, as long as the request stays as it
 is.

@@ -1,5 +1,5 @@
 """Adapters as the scheduler knows them: a name, a number, a directory. Which are loaded, which requests may
-run together, and the cache keys of their requests. It knows no tensors: the runner holds the weights.
+run together, and the cache keys of their requests. The runner holds the weights.
 
 A number is used once. So KV that was computed with an adapter is never used for another one, nor for one that
 is loaded under the same name later.

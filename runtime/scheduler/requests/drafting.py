@@ -1,9 +1,6 @@
-"""Drafting: the state of speculation of one request, and the results of its guesses. PromptLookup: what
-followed the same tokens earlier in one text.
-
-Prompt look-up decoding (Saxena, 2023): text that repeats its prompt or itself is guessed well by copying.
-Earlier occurrences are found as in LZ77 compressors, by chains of positions that share their first few
-tokens.
+"""Drafting: the state of speculation of one request. PromptLookup: what followed the same tokens earlier in
+one text (prompt look-up decoding, Saxena, 2023), found as in LZ77 compressors by chains of positions that
+share their first few tokens.
 """
 
 from __future__ import annotations
