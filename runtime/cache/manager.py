@@ -243,12 +243,10 @@ class CacheManager:
         if length >= lease.covered:
             lease.rewind(computed - length)
             return length
-        private = lease.private
         match = self.cache.match(tokens[:length], lease.key)
         self.cache.lock(match)
         self.cache.unlock(lease.match)
         lease.uncover(match)
-        assert lease.private == private
         self.moves += 1
         return match.length
 
@@ -270,8 +268,7 @@ class CacheManager:
         self.moves += 1
 
     def close(self, lease: Lease, tokens: Sequence[int], computed: int) -> None:
-        """End of the lease: what was computed stays in the cache for others (`computed` 0: nothing new), the
-        rest is freed."""
+        """End of the lease: what was computed stays in the cache (0: nothing new), the rest is freed."""
         if computed:
             self.publish(lease, tokens, computed)
         self.cache.unlock(lease.match)

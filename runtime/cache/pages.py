@@ -110,8 +110,7 @@ class PageAllocator:
         return join(runs)
 
     def release(self, runs: Iterable[Run]) -> None:
-        """Take slots back. Raises InternalFault, naming them, when they are free already or no pages of the
-        pool."""
+        """Take slots back. Raises InternalFault for slots that are free, or no pages of the pool."""
         for run in runs:
             self._give(run)
 

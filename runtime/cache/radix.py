@@ -69,8 +69,7 @@ def slru(node: Node) -> tuple[int, int]:
 
 
 class EvictionQueue:
-    """Leaves that may be evicted, the first to go on top. O(log n) each; entries made stale are skipped
-    later."""
+    """Leaves that may be evicted, the first to go on top. Stale entries are skipped later."""
 
     def __init__(self, key: Key = lru) -> None:
         self._key = key

@@ -16,7 +16,7 @@ from runtime.disagg.transfer.fake import FakeManager
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory
-from runtime.disagg.transfer.metadata import MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.stage import Stage
 
@@ -47,13 +47,11 @@ def open_peers(config: EngineConfig, memory: KVMemory | None, rows: int) -> Peer
     buffers = MetadataBuffers(rows)
     transfers = KV_TRANSFERS.load(config.disaggregation_transfer_backend)(memory, buffers, options)
     server: BootstrapServer | None = None
-    bootstrap = None
     try:
         if config.disaggregation_mode == "prefill":
             server = BootstrapServer(config.disaggregation_host, config.disaggregation_bootstrap_port, key)
-            bootstrap = server.address
-            transfers.listen(bootstrap)
-            log.info("bootstrap server on %s", bootstrap)
+            transfers.listen(server.address)
+            log.info("bootstrap server on %s", server.address)
     except BaseException:
         transfers.close()
         if server is not None:
@@ -62,11 +60,10 @@ def open_peers(config: EngineConfig, memory: KVMemory | None, rows: int) -> Peer
     return Peers(
         transfers,
         FakeManager(memory, buffers),
-        MetadataAllocator(buffers),
+        buffers,
         memory,
         Hosts(config.disaggregation_allowed_hosts),
-        bootstrap,
-        None if server is None else server.close,
+        server,
     )
 
 

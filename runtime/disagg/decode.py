@@ -1,12 +1,12 @@
 """The decode side of split prefill and decode, as a stage of the scheduler: a request gets slots for its
-prompt (DecodePreallocQueue), the prefill side fills them, and it is admitted with its KV and its first token.
+prompt, the prefill side fills them, and it is admitted with its KV and its first token.
 Retracted requests keep their KV in host memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,100 +40,8 @@ class DecodeTransfer:
     since: float = field(default_factory=time.monotonic)
 
 
-class DecodePreallocQueue(dict[int, DecodeTransfer]):
-    """Requests without slots by seq, in order of arrival. `reserved`: slots that each admitted request keeps
-    for its output."""
-
-    def __init__(self, manager: CacheManager, peers: Peers, reserved: int) -> None:
-        super().__init__()
-        self._manager, self._peers, self._reserved = manager, peers, reserved
-
-    def pop_preallocated(
-        self, held: list[DecodeTransfer], active: Sequence[Request], *, closed: bool
-    ) -> tuple[list[DecodeTransfer], list[Settled]]:
-        """Those that have slots now, taken out; and those that failed, which stay until removed. `held`:
-        transfers with slots whose request does not run; those returned are appended. `active`: requests that
-        were admitted. `closed`: none gets slots now."""
-        ready: list[DecodeTransfer] = []
-        failed: list[Settled] = []
-        for seq, transfer in list(self.items()):
-            poll = transfer.receiver.poll()
-            if poll is KVPoll.Failed:
-                failed.append((transfer.request, failure_of(transfer.receiver)))
-            elif poll is KVPoll.WaitingForInput and not closed:
-                if self._has_sibling(transfer, held):
-                    continue
-                if self._preallocate(transfer, held, active):
-                    ready.append(self.pop(seq))
-                    held.append(transfer)
-                else:
-                    closed = True  # no later one is tried, or a long prompt would never get its slots
-        return ready, failed
-
-    def _has_sibling(self, transfer: DecodeTransfer, held: Sequence[DecodeTransfer]) -> bool:
-        """Whether KV that it needs is coming for another request: then it waits, and gets it from the
-        cache."""
-        request, cache = transfer.request, self._manager.cache
-        others = [one for one in held if one.metadata is None and one.carries]
-        if not others or not transfer.carries or not self._manager.shares:
-            return False
-        if any(one is transfer.behind for one in others):
-            return True
-        key = request.source.extra_key
-        have = cache.probe(request.tokens[: transfer.length - 1], key)
-        need = have + max(SHARED, self._manager.page_size)
-        if need >= transfer.length:
-            return False
-        head = request.tokens[:need]
-        for one in others:
-            other = one.request
-            if one.length >= need and other.source.extra_key == key and other.tokens[:need] == head:
-                transfer.behind = one
-                return True
-        return False
-
-    def _preallocate(
-        self, transfer: DecodeTransfer, held: Sequence[DecodeTransfer], active: Sequence[Request]
-    ) -> bool:
-        """Get slots for its prompt and its first token, and a metadata row. False, and nothing: not now."""
-        manager, request = self._manager, transfer.request
-        prompt = request.tokens[: transfer.length]
-        lease = manager.open(prompt[:-1], request.source.extra_key, request.source.priority)
-        need = transfer.length + 1 - lease.covered
-        index = None
-        if self._fits(transfer, need, held, active) and manager.grow(lease, need):
-            index = self._peers.rows.alloc()
-        if index is None:
-            manager.close(lease, (), 0)
-            return False
-        if not transfer.carries:
-            lease.key = f"\0fake {request.seq}"  # what is in its slots must not be shared
-        transfer.index = index
-        request.lease = lease
-        manager.transfers.append(lease)
-        transfer.receiver.init(lease.take(need - 1), lease.covered, index)
-        return True
-
-    def _fits(
-        self, transfer: DecodeTransfer, need: int, held: Sequence[DecodeTransfer], active: Sequence[Request]
-    ) -> bool:
-        """Whether the requests before it keep what they need: each its reserve, and each by itself all that
-        it may need, if all others that run are retracted."""
-        requests = [*active, *[one.request for one in held]]
-        if not requests:
-            return True
-        reserve = sum(min(self._reserved, request.to_come) for request in requests)
-        if self._manager.available - self._manager.allocator.ceil(need) < reserve:
-            return False
-        ceil = self._manager.allocator.ceil
-        pinned = sum(ceil(one.length + 1) for one in (*held, transfer))
-        most = max(ceil(request.most) for request in (*requests, transfer.request))
-        return pinned + most <= self._manager.slots
-
-
 class HostCopies(dict[int, memoryview]):
-    """KV of retracted requests in host memory, by seq, so that it need not be computed again. A copy is
-    dropped with its request."""
+    """KV of retracted requests in host memory, by seq, so that it need not be computed again."""
 
     def __init__(self, manager: CacheManager, memory: KVMemory) -> None:
         super().__init__()
@@ -168,12 +76,14 @@ class HostCopies(dict[int, memoryview]):
 
 
 class DecodeStage(Stage):
-    """Requests without a bootstrap server are answered by this engine alone."""
+    """Requests without a bootstrap server are answered by this engine alone. `reserved`: slots that are kept
+    for the output of each admitted request."""
 
     def __init__(self, parts: SchedulerParts, *, peers: Peers, reserved: int) -> None:
         super().__init__(parts)
-        self._peers, self._figures = peers, peers.figures
-        self._prealloc = DecodePreallocQueue(self.manager, peers, reserved)
+        self._peers, self._figures, self._reserved = peers, peers.figures, reserved
+        # By seq, in order of arrival:
+        self._prealloc: dict[int, DecodeTransfer] = {}  # without slots
         self._transfers: dict[int, DecodeTransfer] = {}  # their slots are being filled
         self._arrived: dict[int, DecodeTransfer] = {}  # complete, not admitted yet
         self._active: dict[int, Request] = {}  # admitted: running or retracted
@@ -216,12 +126,17 @@ class DecodeStage(Stage):
                     self._commit(transfer)
             except RuntimeFault as fault:
                 settled.append((transfer.request, fault))
-        held = [*self._transfers.values(), *self._arrived.values()]
-        # Retracted requests come first.
-        closed = bool(self._copies)
-        begun, failed = self._prealloc.pop_preallocated(held, list(self._active.values()), closed=closed)
-        self._transfers |= {transfer.request.seq: transfer for transfer in begun}
-        return settled + failed
+        closed = bool(self._copies)  # retracted requests come first
+        for seq, transfer in list(self._prealloc.items()):
+            poll = transfer.receiver.poll()
+            if poll is KVPoll.Failed:
+                settled.append((transfer.request, failure_of(transfer.receiver)))
+            elif poll is KVPoll.WaitingForInput and not closed and not self._has_sibling(transfer):
+                if self._preallocate(transfer):
+                    self._transfers[seq] = self._prealloc.pop(seq)
+                else:
+                    closed = True  # no later one is tried, or a long prompt would never get its slots
+        return settled
 
     def before_first_decode(self, request: Request) -> bool:
         return request.seq not in self._prealloc and request.seq not in self._transfers
@@ -288,6 +203,62 @@ class DecodeStage(Stage):
             **self._peers.state(),
         }
 
+    def _has_sibling(self, transfer: DecodeTransfer) -> bool:
+        """Whether another transfer brings KV that it needs: then it waits, and gets it from the cache."""
+        request, manager = transfer.request, self.manager
+        others = [one for one in self._transfers.values() if one.carries]
+        if not others or not transfer.carries or not manager.shares:
+            return False
+        if any(one is transfer.behind for one in others):
+            return True
+        key = request.source.extra_key
+        have = manager.cache.probe(request.tokens[: transfer.length - 1], key)
+        need = have + max(SHARED, manager.page_size)
+        if need >= transfer.length:
+            return False
+        head = request.tokens[:need]
+        for one in others:
+            other = one.request
+            if one.length >= need and other.source.extra_key == key and other.tokens[:need] == head:
+                transfer.behind = one
+                return True
+        return False
+
+    def _preallocate(self, transfer: DecodeTransfer) -> bool:
+        """Get slots for its prompt and its first token, and a metadata row. False, and nothing: not now."""
+        manager, request = self.manager, transfer.request
+        prompt = request.tokens[: transfer.length]
+        lease = manager.open(prompt[:-1], request.source.extra_key, request.source.priority)
+        need = transfer.length + 1 - lease.covered
+        index = None
+        if self._fits(transfer, need) and manager.grow(lease, need):
+            index = self._peers.rows.alloc()
+        if index is None:
+            manager.close(lease, (), 0)
+            return False
+        if not transfer.carries:
+            lease.key = f"\0fake {request.seq}"  # what is in its slots must not be shared
+        transfer.index = index
+        request.lease = lease
+        manager.transfers.append(lease)
+        transfer.receiver.init(lease.take(need - 1), lease.covered, index)
+        return True
+
+    def _fits(self, transfer: DecodeTransfer, need: int) -> bool:
+        """Whether the requests before it keep what they need: each its reserve, and each by itself all that
+        it may need, if all others that run are retracted."""
+        held = [*self._transfers.values(), *self._arrived.values()]
+        requests = [*self._active.values(), *[one.request for one in held]]
+        if not requests:
+            return True
+        manager, ceil = self.manager, self.manager.allocator.ceil
+        reserve = sum(min(self._reserved, request.to_come) for request in requests)
+        if manager.available - ceil(need) < reserve:
+            return False
+        pinned = sum(ceil(one.length + 1) for one in (*held, transfer))
+        most = max(ceil(request.most) for request in (*requests, transfer.request))
+        return pinned + most <= manager.slots
+
     def _has_arrived(self, transfer: DecodeTransfer) -> bool:
         """Whether its KV and its metadata are there. Raises the error of a transfer that failed."""
         receiver = transfer.receiver
@@ -295,7 +266,7 @@ class DecodeStage(Stage):
         if poll is KVPoll.Failed:
             raise failure_of(receiver)
         if poll is KVPoll.Success:
-            transfer.metadata = self._peers.rows.buffers.read(transfer.index, receiver.bootstrap_id)
+            transfer.metadata = self._peers.rows.read(transfer.index, receiver.bootstrap_id)
         return transfer.metadata is not None
 
     def _commit(self, transfer: DecodeTransfer) -> None:

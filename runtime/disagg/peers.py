@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.cache.manager import Lease
 from runtime.cache.radix import RadixCache
+from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.kv_manager import (
     FAKE_BOOTSTRAP_HOST,
     KVManager,
@@ -20,7 +21,7 @@ from runtime.disagg.transfer.kv_manager import (
     TransferEnd,
 )
 from runtime.disagg.transfer.memory import KVMemory, cut
-from runtime.disagg.transfer.metadata import MetadataAllocator
+from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.plan import Run
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import Bootstrap, FinishReason
@@ -93,24 +94,18 @@ def is_local(host: str) -> bool:
     return False
 
 
+@dataclass(slots=True, eq=False)
 class Peers:
     """transfers: the real ones; fake: for requests without another side. rows: metadata rows of this side.
-    memory: the pool. bootstrap: the address of this engine's bootstrap server, which `close` ends; None on
-    the decode side."""
+    memory: the pool. server: this engine's bootstrap server; None on the decode side."""
 
-    def __init__(
-        self,
-        transfers: KVManager,
-        fake: KVManager,
-        rows: MetadataAllocator,
-        memory: KVMemory,
-        hosts: Hosts,
-        bootstrap: str | None = None,
-        close: Callable[[], None] | None = None,
-    ) -> None:
-        self.transfers, self.fake, self.rows, self.memory = transfers, fake, rows, memory
-        self.hosts, self.bootstrap, self._close = hosts, bootstrap, close
-        self.figures = Figures()
+    transfers: KVManager
+    fake: KVManager
+    rows: MetadataBuffers
+    memory: KVMemory
+    hosts: Hosts
+    server: BootstrapServer | None = None
+    figures: Figures = field(default_factory=Figures)
 
     def manager(self, bootstrap: Bootstrap) -> KVManager:
         return self.fake if bare(bootstrap.host) == FAKE_BOOTSTRAP_HOST else self.transfers
@@ -130,12 +125,12 @@ class Peers:
 
     def close(self) -> None:
         self.transfers.close()
-        if self._close is not None:
-            self._close()
+        if self.server is not None:
+            self.server.close()
 
     def state(self) -> Mapping[str, Any]:
         return {
-            "bootstrap": self.bootstrap,
+            "bootstrap": None if self.server is None else self.server.address,
             "num_free_metadata_rows": self.rows.free,
             **self.figures.state(),
             "kv_transfer": self.transfers.state(),

@@ -165,8 +165,7 @@ class NewTokenRatio:
 
 
 def reclaim(manager: CacheManager, running: Iterable[Request]) -> int:
-    """Take the slots reserved ahead back from `running`; returns how many that were. It costs only
-    contiguity."""
+    """Take the slots reserved ahead back from `running`; returns how many that were."""
     return sum(manager.trim(request.lease, request.until) for request in running if request.lease)
 
 
@@ -311,8 +310,7 @@ class PrefillAdder:
         return (self._exact or request.params.ignore_eos) and self._lasts(request, extend + spare)
 
     def _lasts(self, request: Request, extend: int) -> bool:
-        """Whether the slots last at every end of a request from now on, `request` running too. Counts every
-        sequence's last page as full."""
+        """Whether the slots last at every end of a request from now on. Counts last pages as full."""
         manager = self._manager
         if self._courses is None:
             self._courses = [self._course(one, self._ratio) for one in self._running]

@@ -46,8 +46,7 @@ class Loop:
         return self._in_flight
 
     def step(self) -> list[TokenOutput]:
-        """One tick; returns its outputs. Overlapped, a pass may be running when it returns, and the first
-        tick has no outputs yet."""
+        """One tick; returns its outputs. Overlapped, a pass may be running when it returns."""
         if not self._overlap:
             return step(self._scheduler, self._runner)
         if self._in_flight:

@@ -208,8 +208,7 @@ class WaitingQueue:
         return [one.request for one in self.flows.in_turn(waiting, by_priority=True)]
 
     def lowest(self) -> Request | None:
-        """The request that a full queue drops for one of higher priority: of the lowest priority, the last to
-        come, among those that never ran."""
+        """The request that a full queue drops for one of higher priority: the last of the lowest priority."""
         return _last([one for one in self._queue.values() if one.request.cached < 0])
 
     def crowding(self, flow: Flow) -> Request | None:

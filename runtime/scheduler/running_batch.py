@@ -139,8 +139,7 @@ class RunningBatch:
     # -- admission -------------------------------------------------------------------------------------------
 
     def admit(self, tick: int, *, preempt: bool) -> None:
-        """Admit the requests that may start now. `preempt`: others may be preempted for them; not while a
-        step is under way."""
+        """Admit the requests that may start now. `preempt`: others may be preempted; not during a step."""
         if not self._waiting:
             return
         free = self._config.max_running_requests - len(self.running)
@@ -253,8 +252,7 @@ class RunningBatch:
             self._waiting.put_back(request)
 
     def remove(self, request: Request, *, keep: bool) -> None:
-        """It has finished; nothing happens if it does not run. `keep`: its KV is right and may stay in the
-        cache."""
+        """It has finished, running or not. `keep`: its KV is right and may stay in the cache."""
         if request.lease is None:
             return
         if request.lease in self._manager.transfers:

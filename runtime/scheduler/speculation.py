@@ -14,6 +14,7 @@ guesses are taken back; the cache never gets one.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class Speculation:
     def __init__(self, config: SpeculationConfig, manager: CacheManager) -> None:
         self._config, self._manager = config, manager
         self._by_model = config.algorithm == "STANDALONE"
-        self._steps = self._accepted = self._drafted = 0
+        self._totals = (0, 0, 0)  # Drafting.totals of the requests that have finished
         self._pace = Pace()
         self._price = 0.0
         self._passed = 0
@@ -128,17 +129,13 @@ class Speculation:
     def ended(self, request: Request) -> None:
         """It has finished."""
         if request.drafting is not None:
-            steps, accepted, drafted = request.drafting.totals
-            self._steps, self._accepted = self._steps + steps, self._accepted + accepted
-            self._drafted += drafted
+            steps, accepted, drafted = map(operator.add, self._totals, request.drafting.totals)
+            self._totals = steps, accepted, drafted
 
     def state(self, live: Iterable[Request]) -> dict[str, Any]:
         """Figures since the start."""
-        steps, accepted, drafted = self._steps, self._accepted, self._drafted
-        for request in live:
-            if request.drafting is not None:
-                more = request.drafting.totals
-                steps, accepted, drafted = steps + more[0], accepted + more[1], drafted + more[2]
+        drafting = [request.drafting.totals for request in live if request.drafting is not None]
+        steps, accepted, drafted = map(sum, zip(self._totals, *drafting))
         return {
             "spec_verify_steps_total": steps,
             "spec_accepted_tokens_total": accepted,

@@ -83,8 +83,7 @@ class Stage:
         request.timing.sampled(now)
 
     def holds(self, request: Request) -> bool:
-        """It is complete. True: it is not answered yet, leaves the batch, and keeps its slots until poll()
-        returns it."""
+        """It is complete. True: it leaves the batch, and keeps its slots until poll() returns it."""
         return False
 
     def offload(self, request: Request) -> None:

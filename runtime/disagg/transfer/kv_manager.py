@@ -79,7 +79,7 @@ class Progress:
         self._poll = KVPoll.Bootstrapping
         self._fault: RuntimeFault | None = None
         self._until: float | None = None
-        self._late = ""
+        self._late: str | Callable[[], str] = ""
 
     @property
     def now(self) -> KVPoll:
@@ -104,23 +104,19 @@ class Progress:
             self._poll, self._fault = KVPoll.Failed, fault
             return True
 
-    def within(self, seconds: float | None, late: str = "") -> None:
-        """Fail with `late` unless it has ended, or within() was called again, in so many seconds; None: no
-        deadline."""
+    def within(self, seconds: float | None, late: str | Callable[[], str] = "") -> None:
+        """Fail with `late` unless it has ended in so many seconds, or within() was called again."""
         with self.lock:
             self._until = None if seconds is None else self._clock() + seconds
             self._late = late
-
-    def late(self, late: str) -> None:
-        """Another message for the same deadline."""
-        self._late = late
 
     def overdue(self) -> bool:
         """Fail the transfer if its deadline passed; returns True if it did."""
         with self.lock:
             if self._until is None or self._poll.ended or self._clock() < self._until:
                 return False
-            return self.fail(TransferLate(self._late, where=f"room {self.bootstrap_id}"))
+            late = self._late if isinstance(self._late, str) else self._late()
+            return self.fail(TransferLate(late, where=f"room {self.bootstrap_id}"))
 
     def failure(self) -> RuntimeFault | None:
         return self._fault
@@ -144,8 +140,7 @@ class TransferEnd:
         self.progress = Progress(bootstrap_id)
 
     def poll(self) -> KVPoll:
-        """Also checks the deadline. Once it has returned Success or Failed, nothing is read or written any
-        more."""
+        """Also checks the deadline. After Success or Failed nothing is read or written any more."""
         fault = self.progress.failure() if self.progress.overdue() else None
         if fault is not None:
             self._failed(fault, True)

@@ -84,8 +84,7 @@ class KVMemory(ABC):
 
     @abstractmethod
     def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
-        """A copy of the KV in `runs`, in that order. Raises TransferError for slots or heads outside of this
-        pool."""
+        """A copy of the KV in `runs`. Raises TransferError for slots or heads outside of this pool."""
 
     @abstractmethod
     def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
@@ -159,8 +158,7 @@ class JoinedMemory(KVMemory):
     read from the first of them, and written to all. It has no file."""
 
     def __init__(self, parts: Sequence[ArrayMemory]) -> None:
-        """Raises TransferError when the ranks together have not all heads, ValueError for pools that do not
-        belong together."""
+        """Raises TransferError if no rank has some head, ValueError for pools that do not belong together."""
         one = parts[0].layout
         self.slots = parts[0].slots
         self.layout: KVLayout = msgspec.structs.replace(one, first=0, heads=one.total_heads)
@@ -179,10 +177,9 @@ class JoinedMemory(KVMemory):
         piece = np.empty(size_of(self.layout, runs, heads), dtype=np.uint8)
         tokens = as_tokens(piece, self.layout, len(heads), order)
         for index, mine in share(heads, self._have):
-            at, first = 0, mine.start - heads.start
-            for part in self._parts[index].parts(runs, mine):
-                tokens[at : at + len(part), :, :, first : first + len(mine)] = part
-                at += len(part)
+            first = mine.start - heads.start
+            part = tokens[:, :, :, first : first + len(mine)]
+            _copy(self._parts[index].parts(runs, mine), part, into=True)
         return piece.data
 
     def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
@@ -191,12 +188,10 @@ class JoinedMemory(KVMemory):
         tokens = as_tokens(np.frombuffer(data, dtype=np.uint8), self.layout, len(heads), order)
         for rank, have in zip(self._parts, self._have):
             mine = range(max(heads.start, have.start), min(heads.stop, have.stop))
-            if not len(mine):
-                continue
-            at, first = 0, mine.start - heads.start
-            for part in rank.parts(runs, mine):
-                part[...] = tokens[at : at + len(part), :, :, first : first + len(mine)]
-                at += len(part)
+            if len(mine):
+                first = mine.start - heads.start
+                part = tokens[:, :, :, first : first + len(mine)]
+                _copy(rank.parts(runs, mine), part, into=False)
 
 
 def as_tokens(piece: Array, layout: KVLayout, heads: int, order: Order) -> Array:

@@ -1,4 +1,4 @@
-"""Metadata that is sent beside the KV: rows of fixed size, one per request, and their allocation."""
+"""Metadata that is sent beside the KV: rows of fixed size, one per request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 class MetadataBuffers:
     """`rows` rows of `row_bytes` bytes: the transfer that wrote it, its size, its checksum, a Metadata. A row
-    whose bootstrap id is 0 is empty. Any thread may call it."""
+    whose bootstrap id is 0 is empty. alloc() gives out empty rows. Any thread may call it."""
 
     def __init__(self, rows: int, row_bytes: int = ROW_BYTES) -> None:
         if rows < 1 or row_bytes < 64:
@@ -48,6 +48,8 @@ class MetadataBuffers:
             )
         self.rows, self.row_bytes = rows, row_bytes
         self._data = memoryview(bytearray(rows * row_bytes))
+        self._lock = threading.Lock()
+        self._free = list(range(rows))[::-1]
 
     def pack(self, bootstrap_id: int, metadata: Metadata) -> bytes:
         """A row's bytes. Raises TransferError when it does not fit."""
@@ -75,7 +77,7 @@ class MetadataBuffers:
 
     def read(self, index: int, bootstrap_id: int) -> Metadata | None:
         """None: the row is empty. Raises TransferCorrupt: it is of another transfer, or damaged."""
-        at = index * self.row_bytes
+        at, row_name = index * self.row_bytes, f"metadata row {index}, room {bootstrap_id}"
         owner, size, checksum = _HEAD.unpack_from(self._data, at)
         if owner == 0:
             return None
@@ -85,29 +87,16 @@ class MetadataBuffers:
             )
         body = bytes(self._data[at + _HEAD.size : at + min(_HEAD.size + size, self.row_bytes)])
         if len(body) != size or _checksum(bootstrap_id, body) != checksum:
-            raise TransferCorrupt(
-                "the metadata are damaged", where=f"metadata row {index}, room {bootstrap_id}"
-            )
+            raise TransferCorrupt("the metadata are damaged", where=row_name)
         try:
             return _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TransferCorrupt(
-                f"not metadata: {error}", where=f"metadata row {index}, room {bootstrap_id}"
-            ) from error
+            raise TransferCorrupt(f"not metadata: {error}", where=row_name) from error
 
     def clear(self, index: int) -> None:
         """Make it empty."""
         at = index * self.row_bytes
         self._data[at : at + _HEAD.size] = bytes(_HEAD.size)
-
-
-class MetadataAllocator:
-    """Which rows are free. A row that is given out is empty."""
-
-    def __init__(self, buffers: MetadataBuffers) -> None:
-        self.buffers = buffers
-        self._lock = threading.Lock()
-        self._free = list(range(buffers.rows))[::-1]
 
     @property
     def free(self) -> int:
@@ -119,13 +108,13 @@ class MetadataAllocator:
             if not self._free:
                 return None
             index = self._free.pop()
-        self.buffers.clear(index)
+        self.clear(index)
         return index
 
     def release(self, index: int) -> None:
         """Raises ValueError for a row that is free."""
         with self._lock:
-            if not 0 <= index < self.buffers.rows or index in self._free:
+            if not 0 <= index < self.rows or index in self._free:
                 raise ValueError(f"metadata row {index} was not in use")
             self._free.append(index)
 

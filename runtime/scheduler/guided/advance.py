@@ -27,8 +27,7 @@ Encode = Callable[[str], list[int]]
 
 
 class Advance:
-    """Takes constrained requests from token to token. `manager`: frees the KV of output that is taken
-    back."""
+    """Takes constrained requests from token to token. `manager`: frees KV of output taken back."""
 
     def __init__(
         self, vocabulary: Vocabulary, encode: Encode, manager: CacheManager, config: SchedulerConfig
@@ -74,8 +73,7 @@ class Advance:
         return self.advance(request)
 
     def advance(self, request: Request) -> FinishReason | None:
-        """Follow the last token, just appended, and append what it forces; result and errors as of
-        accept()."""
+        """Follow the last token, and append what it forces; result and errors as of accept()."""
         return self._liveness.after(request, self._followed(request))
 
     def advance_steps(self, request: Request) -> Steps[FinishReason | None]:

@@ -26,7 +26,6 @@ from runtime.grammar.completion import Steps
 from runtime.grammar.manager import MASK_S, GrammarManager, Histogram
 from runtime.grammar.reasoner import ReasonerMatcher, Reasoning
 from runtime.plan import Row, Sample, StepResult, TokenMask
-from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadRequest, InternalFault, RuntimeFault, UnsupportedConstraint
 from runtime.protocol.io_struct import FinishReason
 from runtime.protocol.vocabulary import Vocabulary
@@ -86,10 +85,15 @@ class GuidedDecoding:
             return False
         future: Future[Matcher] = Future()
         try:
-            if source.constraint is not None:
-                future = self._submitted(source.constraint)
-            else:
+            if source.constraint is None:
                 future.set_result(self._known_reasoning().anything())
+            elif self._grammars is not None:
+                future = self._grammars.submit(source.constraint)
+            else:
+                raise UnsupportedConstraint(
+                    "no grammar backend is loaded", where=source.constraint.kind,
+                    hint="start with a grammar backend",
+                )  # fmt: skip
         except RuntimeFault as fault:
             future.set_exception(fault)
         self.compiling[request.seq] = request, future
@@ -133,13 +137,6 @@ class GuidedDecoding:
             return defect("the grammar failed", error)
         guide.seconds = time.thread_time() - began
         return None
-
-    def _submitted(self, constraint: Constraint) -> Future[Matcher]:
-        if self._grammars is None:
-            raise UnsupportedConstraint(
-                "no grammar backend is loaded", where=constraint.kind, hint="start with a grammar backend"
-            )
-        return self._grammars.submit(constraint)
 
     def _known_reasoning(self) -> Reasoning:
         if self._reasoning is None:

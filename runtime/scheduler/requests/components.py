@@ -16,8 +16,7 @@ Top = list[tuple[int, float]]
 
 
 class TokenScore(NamedTuple):
-    """Of one output token: its log-probability, those of the best ids and of the requested ids, and its
-    origin."""
+    """Of one output token; `top`, `ids`: one entry each, if requested."""
 
     logprob: float | None
     top: list[Top]

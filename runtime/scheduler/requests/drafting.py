@@ -43,8 +43,7 @@ class Drafting:
         self._histogram = [0] * (most + 1)
 
     def weigh(self, price: float, retry: bool) -> None:
-        """Decide whether to guess in this step: if that is likely to pay at this price of a guess, or as a
-        trial (`retry`)."""
+        """Guess in this step if that is likely to pay at this price of a guess, or as a trial (`retry`)."""
         self.tries = retry or self.hope >= price
 
     def guess(self, tokens: array[int], most: int) -> tuple[int, ...]:
@@ -134,8 +133,7 @@ class PromptLookup:
         return size
 
     def _follow(self, tokens: array[int]) -> None:
-        """Index the new tokens. After a cut, stale entries are dropped only as far as necessary: matches are
-        compared in any case."""
+        """Index the new tokens. Stale entries after a cut may stay: matches are compared in any case."""
         end, size, last, before = len(tokens), self._shortest, self._last, self._before
         if end < self._size:
             del before[end + 1 :]

@@ -130,7 +130,7 @@ class Soak:
                 continue
             if receiver.poll() is KVPoll.Success:
                 assert (tokens_at(self.side.memory, target) == tokens_at(self.source, source)).all(), room
-                metadata = self.side.rows.buffers.read(index, room)
+                metadata = self.side.rows.read(index, room)
                 assert metadata is not None
                 assert metadata.output_ids == (room,)
                 how = "right"
@@ -174,7 +174,7 @@ def test_every_room_ends_rightly_or_with_a_cause(kind: str) -> None:
         soak.run(SOAK_ROOMS)
         print(kind, soak.ends, f"{soak.kills} kills, {soak.short} times no room")
         assert len(soak.free) == SLOTS
-        assert soak.side.rows.free == soak.side.rows.buffers.rows
+        assert soak.side.rows.free == soak.side.rows.rows
         assert soak.side.manager.state()["receiving"] == 0
         assert soak.ends["right"] > SOAK_ROOMS // 3
         assert {"transfer_peer_lost", "transfer_corrupt", "transfer_failed"} <= set(soak.ends)

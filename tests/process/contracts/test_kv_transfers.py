@@ -32,7 +32,7 @@ from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.faults import VARIABLE, FaultRates, Faults
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, make_memory
-from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.plan import Run
 from runtime.protocol.errors import (
     BadRequest,
@@ -89,7 +89,7 @@ class Side:
 
     memory: ArrayMemory
     manager: Any
-    rows: MetadataAllocator
+    rows: MetadataBuffers
 
     @classmethod
     def make(cls, kind: str, memory: ArrayMemory, row_bytes: int = 4096, **options: Any) -> Side:
@@ -97,7 +97,7 @@ class Side:
         rows = MetadataBuffers(64, row_bytes)
         name = "local" if kind == "unmapped" else kind
         made = KV_TRANSFERS.load(name)(memory, rows, TransferOptions(**options).verify())
-        return cls(memory, made, MetadataAllocator(rows))
+        return cls(memory, made, rows)
 
 
 @dataclass
@@ -188,7 +188,7 @@ def one_good(pair: Pair) -> None:
     sender.send(source, Metadata(output_ids=(77,)))
     assert ended(sender, receiver) == [KVPoll.Success] * 2, (sender.failure(), receiver.failure())
     assert (tokens_at(pair.decode[0].memory, target) == tokens_at(pair.prefill[0].memory, source)).all()
-    found = pair.decode[0].rows.buffers.read(index, receiver.bootstrap_id)
+    found = pair.decode[0].rows.read(index, receiver.bootstrap_id)
     assert found == Metadata(output_ids=(77,))
     pair.decode[0].rows.release(index)
 
@@ -247,7 +247,7 @@ def test_what_arrives_is_what_was_sent(
     for chunk in chunks:
         sender.send(chunk)
         seen.append(sender.poll())
-    assert decode.rows.buffers.read(index, room) is None
+    assert decode.rows.read(index, room) is None
     assert not receiver.poll().ended
     sender.send([], metadata)
     assert ended(sender, receiver) == [KVPoll.Success] * 2
@@ -258,7 +258,7 @@ def test_what_arrives_is_what_was_sent(
     for first, length in target:
         beside[first : first + length] = False
     assert (decode.memory.view[beside] == 255).all()
-    assert decode.rows.buffers.read(index, room) == metadata
+    assert decode.rows.read(index, room) == metadata
     decode.rows.release(index)
 
 
@@ -285,7 +285,7 @@ def test_an_abort_ends_both_sides_and_nothing_is_written_any_more(pair: Pair) ->
     sender.abort("no longer wanted")
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     assert "no longer wanted" in str(receiver.failure())
-    assert pair.decode[0].rows.buffers.read(index, receiver.bootstrap_id) is None
+    assert pair.decode[0].rows.read(index, receiver.bootstrap_id) is None
     sender.abort("again")
     receiver.abort("again")
     assert "again" not in str(receiver.failure())
@@ -606,7 +606,7 @@ def test_between_processes(kind: str) -> None:
             assert said == {"room": receiver.bootstrap_id, "poll": KVPoll.Success, "failure": "None"}
             expected = tokens_at(source, [Run(7, 20), Run(100, 30), Run(90, 4), Run(200, 10)])
             assert (tokens_at(side.memory, target) == expected).all()
-            metadata = side.rows.buffers.read(index, receiver.bootstrap_id)
+            metadata = side.rows.read(index, receiver.bootstrap_id)
             assert metadata is not None
             assert metadata.output_ids == (receiver.bootstrap_id,)
 

@@ -78,8 +78,7 @@ class Link:
         act()
 
     def send(self, item: msgspec.Struct) -> None:
-        """Never blocks; a link that has ended drops it. Raises WireError for a message that cannot be
-        encoded."""
+        """Never blocks; a link that has ended drops it. Raises WireError if it cannot be encoded."""
         data = frame(MESSAGES.encode(item))
         if self._closed:
             return

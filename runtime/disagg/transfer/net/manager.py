@@ -85,7 +85,7 @@ class SocketManager(KVManager):
 
     def fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
         """Begin to fetch these tokens (to Receiver.write_tokens); must not block."""
-        raise TransferError("KV to be fetched came unasked", where=link.peer)
+        receiver.fail(TransferError("KV to be fetched came unasked", where=link.peer))
 
     # -- KVManager -------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class SocketManager(KVManager):
         if not link.pulls:
             link.streams = PieceSender(self.options.faults, link.break_off)
             link.on_close(link.streams.close)
-        self._register(link)  # its streams may come as soon as it is welcome
+        self._keep(link)  # its streams may come as soon as it is welcome
         try:
             welcome(end, answer, HELLO_S)
             self.met(link, end, hello)
@@ -273,13 +273,10 @@ class SocketManager(KVManager):
         link.on_close(stream.close)
 
     def _take_sent(self, link: Link, message: Any) -> None:
-        if isinstance(message, Chunk) and link.pulls:
-            receiver = self.receiving.find(message.bootstrap_id)
-            if receiver is not None:
-                self._received += size_of(self.memory.layout, message.runs, self.memory.layout.span)
-                self.fetch(link, message, receiver)
-        else:
+        if not isinstance(message, Chunk):
             self.receiving.take(link, message)
+        elif (receiver := self.receiving.find(message.bootstrap_id)) is not None:
+            self.fetch(link, message, receiver)
 
     def _dial(self, address: str) -> socket.socket:
         try:
@@ -320,13 +317,13 @@ class SocketManager(KVManager):
         link.on_close(lambda: self._forget(link))
         return link
 
-    def _register(self, link: Link) -> None:
+    def _keep(self, link: Link) -> None:
         with self._lock:
             if not link.closed:
                 self._links[link.session] = link
 
     def _begin(self, link: Link, take: Any) -> None:
-        self._register(link)
+        self._keep(link)
         link.start(take, self._lost)
         if self._closed:
             link.close()
@@ -358,6 +355,9 @@ class PullingManager(SocketManager):
         `first` on (Receiver.write_tokens). False: the transfer has ended. Raises TransferError."""
 
     def fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
+        if not link.pulls:
+            return super().fetch(link, chunk, receiver)
+        self._received += size_of(self.memory.layout, chunk.runs, self.memory.layout.span)
         with self._lock:
             if self._fetcher is None:
                 self._fetcher = threading.Thread(target=self._fetch_all, name="transfer fetch", daemon=True)

@@ -15,7 +15,7 @@ from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver, TransferOptio
 from runtime.disagg.transfer.memory import KVMemory, check_slots, cut, tokens_of
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
-from runtime.disagg.transfer.net.messages import Chunk, Done, Fail, Received, RowData, Want
+from runtime.disagg.transfer.net.messages import Done, Fail, Received, RowData, Want
 from runtime.disagg.transfer.net.side import Side, SocketEnd
 from runtime.disagg.transfer.net.streams import Arrived
 from runtime.plan import Run
@@ -40,8 +40,7 @@ another attempt may succeed, and other TransferErrors."""
 
 
 class Receiver(SocketEnd, KVReceiver):
-    """Created by ReceivingSide. Threads of links and streams deliver messages and pieces, one thread calls
-    the rest."""
+    """Threads of links and streams deliver messages and pieces, one thread calls the rest."""
 
     def __init__(self, bootstrap_id: int, side: ReceivingSide, peer: Peer) -> None:
         super().__init__(bootstrap_id, side)
@@ -52,12 +51,6 @@ class Receiver(SocketEnd, KVReceiver):
         self._row = self._received = self._confirmed = False
         self.progress.within(side.options.bootstrap_timeout, self._unreached)
 
-    def poll(self) -> KVPoll:
-        if self.progress.now is KVPoll.Bootstrapping and self._link is None:
-            self.progress.late(self._unreached)
-        return super().poll()
-
-    @property
     def _unreached(self) -> str:
         seconds = self._side.options.bootstrap_timeout
         return f"the prefill side was not reached within {seconds:g} s: {self._peer.trouble}"
@@ -66,12 +59,11 @@ class Receiver(SocketEnd, KVReceiver):
         side, link = self._side, self._link
         with self.progress.lock:
             if self.progress.now is not KVPoll.WaitingForInput or link is None:
-                return
+                return None
             try:
                 check_slots(side.memory.layout, side.memory.slots, runs, side.memory.layout.span)
             except TransferError as error:
-                self.fail(error)
-                return
+                return self.fail(error)
             self._runs, self._index = list(runs), index
             self._missing = np.ones(tokens_of(runs), dtype=bool)
             seconds = side.options.waiting_timeout
@@ -90,8 +82,7 @@ class Receiver(SocketEnd, KVReceiver):
 
     def piece(self, link: Link, arrived: Arrived) -> None:
         if arrived.fault is not None:
-            self.fail(arrived.fault)
-            return
+            return self.fail(arrived.fault)
         memory = self._side.memory
 
         def write(runs: list[Run]) -> None:
@@ -127,14 +118,13 @@ class Receiver(SocketEnd, KVReceiver):
     def row(self, link: Link, row: bytes) -> None:
         with self.progress.lock:
             if self.progress.now is not KVPoll.Transferring or self._row or link is not self._link:
-                return
+                return None
             try:
                 self._side.rows.land(self._index, row)
                 if self._side.rows.read(self._index, self.bootstrap_id) is None:
                     raise TransferCorrupt("metadata without a room", where=f"room {self.bootstrap_id}")
             except TransferError as error:
-                self.fail(error)
-                return
+                return self.fail(error)
             self._row = True
             self._check_done()
 
@@ -249,7 +239,7 @@ class ReceivingSide(Side[Receiver]):
         return receiver
 
     def take(self, link: Link, message: Any) -> None:
-        """A message from a prefill side, except Chunk of a side that is fetched from."""
+        """A message from a prefill side, except Chunk."""
         receiver = self._live.get(message.bootstrap_id)
         if receiver is None:
             return
@@ -260,8 +250,6 @@ class ReceivingSide(Side[Receiver]):
                 receiver.done()
             case Fail(_, error):
                 receiver.fail(from_dict(error), notify=False)
-            case Chunk():
-                receiver.fail(TransferError("KV to be fetched came unasked", where=link.peer))
 
     def close(self, fault: RuntimeFault) -> None:
         super().close(fault)

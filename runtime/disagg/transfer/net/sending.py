@@ -38,17 +38,13 @@ class Sender(SocketEnd, KVSender):
     def init(self, tokens: int) -> None:
         with self.progress.lock:
             if self.progress.now is not KVPoll.WaitingForInput:
-                return
+                return None
             if tokens != self._tokens:
-                self.fail(
-                    TransferError(
-                        f"the prefill side has {tokens} tokens from {self.start} on, the decode side made"
-                        f" room for {self._tokens}",
-                        where=f"room {self.bootstrap_id}",
-                        hint="both must be sent the same request",
-                    )
+                return self.reject(
+                    f"the prefill side has {tokens} tokens from {self.start} on, the decode side made"
+                    f" room for {self._tokens}",
+                    hint="both must be sent the same request",
                 )
-                return
             seconds = self._side.options.waiting_timeout
             self.progress.within(seconds, f"its KV was not sent and taken within {seconds:g} s")
             self.progress.advance(KVPoll.Transferring)
@@ -57,24 +53,18 @@ class Sender(SocketEnd, KVSender):
         side, link = self._side, self._link
         with self.progress.lock:
             if self.progress.now is not KVPoll.Transferring or link is None:
-                return
+                return None
             first = self._sent
             self._sent += tokens_of(runs)
             if self._sent > self._tokens or (metadata is not None and self._sent < self._tokens):
-                self.fail(
-                    TransferError(
-                        f"{self._sent} tokens were sent of {self._tokens}", where=f"room {self.bootstrap_id}"
-                    )
-                )
-                return
+                return self.reject(f"{self._sent} tokens were sent of {self._tokens}")
             try:
                 # Slots outside of the pool are found here, rather than in a thread that sends.
                 check_slots(side.memory.layout, side.memory.slots, runs, side.memory.layout.span)
                 row = None if metadata is None else side.rows.pack(self.bootstrap_id, metadata)
                 side.give(self, link, first, runs, row)
             except (TransferError, WireError) as error:
-                self.fail(error)
-                return
+                return self.fail(error)
             self._complete = metadata is not None
 
     def want(self, link: Link, want: Want) -> None:
@@ -122,7 +112,7 @@ class SendingSide(Side[Sender]):
             if link.closed:
                 sender.lost(link, TransferError("the decode side is gone", where=link.peer))
         if self._faults is not None and self._faults.happens("fail"):
-            sender.fail(TransferError("a fault was injected", where=f"room {bootstrap_id}"))
+            sender.reject("a fault was injected")
         return sender
 
     def take(self, link: Link, message: Any) -> None:

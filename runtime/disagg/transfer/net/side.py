@@ -10,7 +10,7 @@ from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Fail
-from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.errors import BadRequest, RuntimeFault, TransferError
 
 
 class SocketEnd(TransferEnd):
@@ -20,6 +20,10 @@ class SocketEnd(TransferEnd):
         super().__init__(bootstrap_id)
         self._side = side
         self._link: Link | None = None
+
+    def reject(self, message: str, hint: str | None = None) -> None:
+        """Fail it with a TransferError."""
+        self.fail(TransferError(message, where=f"room {self.bootstrap_id}", hint=hint))
 
     def lost(self, link: Link, fault: RuntimeFault) -> None:
         if link is self._link:

@@ -103,18 +103,17 @@ class PieceSender:
         try:
             data = piece.read()
         except TransferError as error:
-            piece.sender.fail(error)
-            return
+            return piece.sender.fail(error)
         except Exception as error:
-            room = piece.sender.bootstrap_id
-            log.exception("KV of room %d cannot be read", room)
-            piece.sender.fail(TransferError(f"KV cannot be read: {error}", where=f"room {room}"))
-            return
+            bootstrap_id = piece.sender.bootstrap_id
+            log.exception("KV of room %d cannot be read", bootstrap_id)
+            piece.sender.fail(TransferError(f"KV cannot be read: {error}", where=f"room {bootstrap_id}"))
+            return None
         if data is None:
-            return
+            return None
         order, tokens = _ORDERS.index(piece.memory.layout.order), tokens_of(piece.runs)
-        room, checksum = piece.sender.bootstrap_id, zlib.crc32(data)
-        head = _HEAD.pack(room, piece.first, tokens, data.nbytes, order, checksum)
+        bootstrap_id, checksum = piece.sender.bootstrap_id, zlib.crc32(data)
+        head = _HEAD.pack(bootstrap_id, piece.first, tokens, data.nbytes, order, checksum)
         if self._faults is not None:
             data = self._faults.on_piece(data)
         end.sendall(head + _CHECK.pack(zlib.crc32(head)))

@@ -16,7 +16,7 @@ from runtime.disagg.prefill import PrefillStage
 from runtime.disagg.transfer.fake import FakeManager
 from runtime.disagg.transfer.kv_manager import KVManager, KVPoll, KVReceiver, KVSender, Progress
 from runtime.disagg.transfer.memory import KVLayout, Order, tokens_of
-from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, TransferCorrupt, TransferPeerLost
 from runtime.protocol.io_struct import Bootstrap
@@ -211,7 +211,7 @@ class Side:
         runner = FakeRunner(slots, 41)
         memory = HashMemory(runner)
         self.peers = Peers(
-            SimManager(memory, buffers, link), FakeManager(memory, buffers), MetadataAllocator(buffers),
+            SimManager(memory, buffers, link), FakeManager(memory, buffers), buffers,
             memory, Hosts(),
         )  # fmt: skip
         if mode == "prefill":

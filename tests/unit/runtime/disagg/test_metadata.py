@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.protocol.errors import BadRequest, TransferCorrupt, TransferError
 
 FLOATS = st.floats(allow_nan=False, width=64)
@@ -72,7 +72,7 @@ def test_metadata_that_do_not_fit() -> None:
 class Rows(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.rows = MetadataAllocator(MetadataBuffers(3, 64))
+        self.rows = MetadataBuffers(3, 64)
         self.held: set[int] = set()
 
     @rule()
@@ -81,8 +81,8 @@ class Rows(RuleBasedStateMachine):
         assert (index is None) == (len(self.held) == 3)
         if index is not None:
             assert index not in self.held
-            assert self.rows.buffers.read(index, 1) is None  # whatever was there before
-            self.rows.buffers.land(index, self.rows.buffers.pack(index + 1, Metadata(output_ids=(index,))))
+            assert self.rows.read(index, 1) is None  # whatever was there before
+            self.rows.land(index, self.rows.pack(index + 1, Metadata(output_ids=(index,))))
             self.held.add(index)
 
     @precondition(lambda self: self.held)
@@ -98,7 +98,7 @@ class Rows(RuleBasedStateMachine):
     def counts(self) -> None:
         assert self.rows.free == 3 - len(self.held)
         for index in self.held:
-            assert self.rows.buffers.read(index, index + 1) == Metadata(output_ids=(index,))
+            assert self.rows.read(index, index + 1) == Metadata(output_ids=(index,))
 
 
 TestRows = Rows.TestCase
