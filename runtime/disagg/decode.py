@@ -26,16 +26,13 @@ from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 
 @dataclass(slots=True, eq=False)
 class DecodeTransfer:
-    """A request and its receiver. length: of the prompt; index: its metadata row, -1 before it has slots;
-    metadata: came with the KV, None before; carries: whether KV really comes; behind: the transfer whose KV
-    it waits for."""
+    """A request and its receiver. length: of the prompt; carries: whether KV really comes; behind: the
+    transfer whose KV it waits for."""
 
     request: Request
     receiver: KVReceiver
     carries: bool
     length: int
-    index: int = -1
-    metadata: Metadata | None = None
     behind: DecodeTransfer | None = None
     since: float = field(default_factory=time.monotonic)
 
@@ -145,7 +142,7 @@ class DecodeStage(Stage):
         self._active[request.seq] = request
         transfer = self._arrived.pop(request.seq, None)
         if transfer is not None:
-            metadata = transfer.metadata
+            metadata = transfer.receiver.metadata
             assert metadata is not None
             request.cached = min(metadata.cached_tokens, request.prompt_len)
             sample = _first_sample(request, metadata)
@@ -182,7 +179,6 @@ class DecodeStage(Stage):
             self._figures.failed += 1
         self._farewells.append((transfer.receiver, ended_by("decode", reason)))
         self._say_farewell()
-        self._free_row(transfer)
 
     def void(self) -> Iterable[Settled]:
         lost: list[Settled] = []
@@ -200,7 +196,7 @@ class DecodeStage(Stage):
             "num_decode_prealloc_queue_reqs": len(self._prealloc),
             "num_decode_transfer_queue_reqs": len(self._transfers),
             "num_host_copies": len(self._copies),
-            **self._peers.state(),
+            **self._peers.state(len(self._transfers)),
         }
 
     def _has_sibling(self, transfer: DecodeTransfer) -> bool:
@@ -225,23 +221,21 @@ class DecodeStage(Stage):
         return False
 
     def _preallocate(self, transfer: DecodeTransfer) -> bool:
-        """Get slots for its prompt and its first token, and a metadata row. False, and nothing: not now."""
+        """Get slots for its prompt and its first token. False, and nothing: not now."""
         manager, request = self.manager, transfer.request
+        if len(self._transfers) >= self._peers.most:
+            return False
         prompt = request.tokens[: transfer.length]
         lease = manager.open(prompt[:-1], request.source.extra_key, request.source.priority)
         need = transfer.length + 1 - lease.covered
-        index = None
-        if self._fits(transfer, need) and manager.grow(lease, need):
-            index = self._peers.rows.alloc()
-        if index is None:
+        if not self._fits(transfer, need) or not manager.grow(lease, need):
             manager.close(lease, (), 0)
             return False
         if not transfer.carries:
             lease.key = f"\0fake {request.seq}"  # what is in its slots must not be shared
-        transfer.index = index
         request.lease = lease
         manager.transfers.append(lease)
-        transfer.receiver.init(lease.take(need - 1), lease.covered, index)
+        transfer.receiver.init(lease.take(need - 1), lease.covered)
         return True
 
     def _fits(self, transfer: DecodeTransfer, need: int) -> bool:
@@ -260,20 +254,16 @@ class DecodeStage(Stage):
         return pinned + most <= manager.slots
 
     def _has_arrived(self, transfer: DecodeTransfer) -> bool:
-        """Whether its KV and its metadata are there. Raises the error of a transfer that failed."""
-        receiver = transfer.receiver
-        poll = receiver.poll()
+        """Raises the error of a transfer that failed."""
+        poll = transfer.receiver.poll()
         if poll is KVPoll.Failed:
-            raise failure_of(receiver)
-        if poll is KVPoll.Success:
-            transfer.metadata = self._peers.rows.read(transfer.index, receiver.bootstrap_id)
-        return transfer.metadata is not None
+            raise failure_of(transfer.receiver)
+        return poll is KVPoll.Success
 
     def _commit(self, transfer: DecodeTransfer) -> None:
         """The prompt's KV is in the request's slots. Without a first token the last token of the prompt is
         computed again here, for its logits."""
-        request, metadata = transfer.request, transfer.metadata
-        self._free_row(transfer)
+        request, metadata = transfer.request, transfer.receiver.metadata
         lease = request.lease
         assert lease is not None
         assert metadata is not None
@@ -295,11 +285,6 @@ class DecodeStage(Stage):
             else:
                 receiver.abort(why)
         self._farewells = waiting
-
-    def _free_row(self, transfer: DecodeTransfer) -> None:
-        if transfer.index >= 0:
-            self._peers.rows.release(transfer.index)
-            transfer.index = -1
 
 
 def _first_sample(request: Request, metadata: Metadata) -> Sample | None:

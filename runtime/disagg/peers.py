@@ -1,4 +1,4 @@
-"""Peers: this engine's end of a pair: its transfers, its metadata rows, its pool's bytes, and the allowed
+"""Peers: this engine's end of a pair: its transfers, its pool's bytes, and the allowed
 hosts."""
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from runtime.disagg.transfer.kv_manager import (
     TransferEnd,
 )
 from runtime.disagg.transfer.memory import KVMemory, cut
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.plan import Run
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import Bootstrap, FinishReason
@@ -96,12 +95,12 @@ def is_local(host: str) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Peers:
-    """transfers: the real ones; fake: for requests without another side. rows: metadata rows of this side.
-    memory: the pool. server: this engine's bootstrap server; None on the decode side."""
+    """transfers: the real ones; fake: for requests without another side. most: requests whose KV
+    moves at once. memory: the pool. server: this engine's bootstrap server; None on the decode side."""
 
     transfers: KVManager
     fake: KVManager
-    rows: MetadataBuffers
+    most: int
     memory: KVMemory
     hosts: Hosts
     server: BootstrapServer | None = None
@@ -128,10 +127,11 @@ class Peers:
         if self.server is not None:
             self.server.close()
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self, transfers: int) -> Mapping[str, Any]:
+        """`transfers`: those under way."""
         return {
             "bootstrap": None if self.server is None else self.server.address,
-            "num_free_metadata_rows": self.rows.free,
+            "num_free_metadata_rows": self.most - transfers,
             **self.figures.state(),
             "kv_transfer": self.transfers.state(),
         }

@@ -25,13 +25,12 @@ from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 @dataclass(slots=True, eq=False)
 class PrefillTransfer:
     """A request and its sender. length: of the prompt; sent: tokens of it that the decode side has, or is
-    being sent; row: its metadata row, -1 before it is bootstrapped; complete: everything was sent."""
+    being sent; complete: everything was sent."""
 
     request: Request
     sender: KVSender
     length: int
     sent: int = 0
-    row: int = -1
     complete: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata(()))
     since: float = field(default_factory=time.monotonic)
@@ -73,10 +72,9 @@ class PrefillStage(Stage):
                 settled.append((transfer.request, None))
                 self._figures.moved(transfer.length, time.monotonic() - transfer.since)
             elif poll is KVPoll.WaitingForInput and seq in self._queue:
-                row = self._peers.rows.alloc()
-                if row is None:
+                if len(self._transfers) >= self._peers.most:
                     continue  # the others are polled all the same: they have deadlines
-                transfer.row, transfer.sent = row, transfer.sender.start
+                transfer.sent = transfer.sender.start
                 transfer.sender.init(transfer.length - transfer.sent)
                 self._transfers[seq] = self._queue.pop(seq)
         return settled
@@ -122,8 +120,6 @@ class PrefillStage(Stage):
         if reason.type == "abort":
             self._figures.failed += 1
         transfer.sender.abort(ended_by("prefill", reason))  # no effect if it succeeded
-        if transfer.row >= 0:
-            self._peers.rows.release(transfer.row)
 
     def void(self) -> Iterable[Settled]:
         lost = []
@@ -138,7 +134,7 @@ class PrefillStage(Stage):
         return {
             "num_prefill_bootstrap_queue_reqs": len(self._queue),
             "num_prefill_inflight_queue_reqs": inflight,
-            **self._peers.state(),
+            **self._peers.state(len(self._transfers)),
         }
 
     def _send_kv_chunk(self, transfer: PrefillTransfer, *, last: bool = False) -> None:

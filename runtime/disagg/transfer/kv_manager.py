@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.memory import KVMemory
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault, TransferLate
 from runtime.protocol.registry import Registry
@@ -20,7 +20,7 @@ from runtime.protocol.registry import Registry
 FAKE_BOOTSTRAP_HOST: Final = "2.2.2.2"
 """A request with this bootstrap host has no other side, such as a warm-up: it gets the fake transfer."""
 MAX_BOOTSTRAP_ID: Final = (1 << 63) - 1
-"""Transfers are 1 .. MAX_ROOM: 0 marks a metadata row that nothing has landed in."""
+"""Transfers are numbered from 1 to this."""
 
 
 class KVPoll(IntEnum):
@@ -190,13 +190,15 @@ class KVReceiver(TransferEnd, ABC):
     """The decode side of a transfer.
 
     Bootstrapping until the prefill side is connected; then init() says where the KV goes. Success once all KV
-    is in the pool and the metadata in its row.
+    is in the pool, and the metadata are known.
     """
 
+    metadata: Metadata | None = None
+    """Of a transfer that has succeeded."""
+
     @abstractmethod
-    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
-        """The slots of the prompt's tokens from `start` on; those before are not requested. index: a row of
-        the manager's metadata buffers, empty."""
+    def init(self, runs: Sequence[Run], start: int) -> None:
+        """The slots of the prompt's tokens from `start` on; those before are not requested."""
 
 
 class KVManager(ABC):
@@ -206,9 +208,7 @@ class KVManager(ABC):
     carries: ClassVar[bool]
 
     @abstractmethod
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None: ...
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None: ...
 
     @abstractmethod
     def listen(self, bootstrap: str | None = None) -> str:

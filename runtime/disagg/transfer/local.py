@@ -18,7 +18,6 @@ from typing import ClassVar
 
 from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVMapping, KVMemory, copy_between, tokens_of
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.manager import BACKLOG, HELLO_S, PullingManager
 from runtime.disagg.transfer.net.messages import Hello, Welcome
@@ -33,10 +32,8 @@ SCHEME = "unix:"
 class LocalManager(PullingManager):
     name: ClassVar[str] = "local"
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        super().__init__(memory, rows, options)
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
+        super().__init__(memory, options)
         self._folder: Path | None = None
         self._pools: dict[str, ArrayMemory] = {}
 

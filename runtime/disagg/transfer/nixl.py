@@ -31,7 +31,6 @@ from runtime.disagg.transfer.memory import (
     spots,
     tokens_of,
 )
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.manager import PullingManager
 from runtime.disagg.transfer.net.messages import Hello, Welcome
@@ -59,12 +58,10 @@ class _Peer(msgspec.Struct, frozen=True):
 class NixlManager(PullingManager):
     name: ClassVar[str] = "nixl"
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
         """Raises MissingExtra, by the table, without the package; BadRequest for a pool on a device;
         TransferError if NIXL cannot start."""
-        super().__init__(memory, rows, options)
+        super().__init__(memory, options)
         if not isinstance(memory, ArrayMemory | JoinedMemory):
             raise BadRequest(
                 "the nixl transfer reads pools in the host's memory only", where="KV pool", hint="use tcp"

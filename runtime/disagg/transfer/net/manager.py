@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, register, resolve
 from runtime.disagg.transfer.kv_manager import KVManager, TransferOptions
 from runtime.disagg.transfer.memory import KVMapping, KVMemory, cut, size_of, tokens_of
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.handshake import greet, receive_hello, refuse, welcome
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Chunk, Hello, Welcome
@@ -47,13 +46,11 @@ class SocketManager(KVManager):
     carries: ClassVar[bool] = True
     name: ClassVar[str]
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        self.memory, self.rows = memory, rows
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
+        self.memory = memory
         self.options = (options or TransferOptions()).verify()
-        self.sending = SendingSide(memory, rows, self.options)
-        self.receiving = ReceivingSide(memory, rows, self.options, self._connect)
+        self.sending = SendingSide(memory, self.options)
+        self.receiving = ReceivingSide(memory, self.options, self._connect)
         self._lock = threading.Lock()
         self._closed = False
         self._links: dict[str, Link] = {}
@@ -183,13 +180,6 @@ class SocketManager(KVManager):
                 hint="start both sides with the same --disaggregation-transfer-backend",
             )
         hello.layout.check(self.memory.layout)
-        if hello.kind == "messages" and hello.row_bytes != self.rows.row_bytes:
-            raise TransferError(
-                f"metadata rows have {hello.row_bytes} bytes on the decode side,"
-                f" {self.rows.row_bytes} on the prefill side",
-                where="hello",
-                hint="start both sides with the same settings",
-            )
 
     def _add_stream(self, end: socket.socket, hello: Hello, proof: bytes) -> None:
         link = self._links.get(hello.session)
@@ -293,7 +283,6 @@ class SocketManager(KVManager):
             layout=self.memory.layout,
             kind=kind,
             session=session,
-            row_bytes=self.rows.row_bytes,
             heartbeat=self.options.heartbeat,
             extra=self.extra(),
         )
@@ -341,10 +330,8 @@ class SocketManager(KVManager):
 
 
 class PullingManager(SocketManager):
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        super().__init__(memory, rows, options)
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
+        super().__init__(memory, options)
         self._jobs: queue.SimpleQueue[tuple[Link, Chunk, Receiver] | None] = queue.SimpleQueue()
         self._fetcher: threading.Thread | None = None
         self.part_bytes = max(PART_PIECES * PIECE_BYTES, memory.layout.token_bytes(memory.layout.heads))

@@ -32,7 +32,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     layout: KVLayout
     kind: Literal["messages", "stream"] = "messages"
     session: str = ""
-    row_bytes: int = 0
     heartbeat: float = 5.0
     extra: bytes = b""
 
@@ -71,7 +70,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowData(msgspec.Struct, frozen=True, array_like=True):
-    """Prefill side: a metadata row, packed."""
+    """Prefill side: the metadata, packed."""
 
     bootstrap_id: int
     row: bytes

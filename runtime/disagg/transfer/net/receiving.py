@@ -13,7 +13,7 @@ import numpy as np
 
 from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory, check_slots, cut, tokens_of
-from runtime.disagg.transfer.metadata import MetadataBuffers
+from runtime.disagg.transfer.metadata import unpack
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Done, Fail, Received, RowData, Want
 from runtime.disagg.transfer.net.side import Side, SocketEnd
@@ -46,16 +46,15 @@ class Receiver(SocketEnd, KVReceiver):
         super().__init__(bootstrap_id, side)
         self._peer = peer
         self._runs: list[Run] = []
-        self._index = -1
         self._missing: Any = np.ones(0, dtype=bool)  # per token: it has not arrived
-        self._row = self._received = self._confirmed = False
+        self._received = self._confirmed = False
         self.progress.within(side.options.bootstrap_timeout, self._unreached)
 
     def _unreached(self) -> str:
         seconds = self._side.options.bootstrap_timeout
         return f"the prefill side was not reached within {seconds:g} s: {self._peer.trouble}"
 
-    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
+    def init(self, runs: Sequence[Run], start: int) -> None:
         side, link = self._side, self._link
         with self.progress.lock:
             if self.progress.now is not KVPoll.WaitingForInput or link is None:
@@ -64,7 +63,7 @@ class Receiver(SocketEnd, KVReceiver):
                 check_slots(side.memory.layout, side.memory.slots, runs, side.memory.layout.span)
             except TransferError as error:
                 return self.fail(error)
-            self._runs, self._index = list(runs), index
+            self._runs = list(runs)
             self._missing = np.ones(tokens_of(runs), dtype=bool)
             seconds = side.options.waiting_timeout
             self.progress.within(seconds, f"its KV did not arrive within {seconds:g} s")
@@ -117,15 +116,12 @@ class Receiver(SocketEnd, KVReceiver):
 
     def row(self, link: Link, row: bytes) -> None:
         with self.progress.lock:
-            if self.progress.now is not KVPoll.Transferring or self._row or link is not self._link:
+            if self.progress.now is not KVPoll.Transferring or self.metadata or link is not self._link:
                 return None
             try:
-                self._side.rows.land(self._index, row)
-                if self._side.rows.read(self._index, self.bootstrap_id) is None:
-                    raise TransferCorrupt("metadata without a room", where=f"room {self.bootstrap_id}")
-            except TransferError as error:
+                self.metadata = unpack(self.bootstrap_id, row)
+            except TransferCorrupt as error:
                 return self.fail(error)
-            self._row = True
             self._check_done()
 
     def done(self) -> None:
@@ -137,7 +133,7 @@ class Receiver(SocketEnd, KVReceiver):
         link = self._link
         if self.progress.now is not KVPoll.Transferring or link is None:
             return
-        if not self._received and self._row and not self._missing.any():
+        if not self._received and self.metadata is not None and not self._missing.any():
             self._received = True
             link.send(Received(self.bootstrap_id))
         if self._received and (self._confirmed or not link.pulls):
@@ -221,10 +217,8 @@ class Peer:
 class ReceivingSide(Side[Receiver]):
     """All transfers of the decode side, and the prefill engines they come from."""
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions, connect: Connect
-    ) -> None:
-        super().__init__(memory, rows, options, "received", "receive_failures")
+    def __init__(self, memory: KVMemory, options: TransferOptions, connect: Connect) -> None:
+        super().__init__(memory, options, "received", "receive_failures")
         self._connect = connect
         self._peers: dict[str, Peer] = {}
 

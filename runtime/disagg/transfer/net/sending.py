@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.disagg.transfer.kv_manager import KVPoll, KVSender, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory, check_slots, cut, tokens_of
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata, pack
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Chunk, Done, Fail, Received, RowData, Want
 from runtime.disagg.transfer.net.side import Side, SocketEnd
@@ -61,7 +61,7 @@ class Sender(SocketEnd, KVSender):
             try:
                 # Slots outside of the pool are found here, rather than in a thread that sends.
                 check_slots(side.memory.layout, side.memory.slots, runs, side.memory.layout.span)
-                row = None if metadata is None else side.rows.pack(self.bootstrap_id, metadata)
+                row = None if metadata is None else pack(self.bootstrap_id, metadata)
                 side.give(self, link, first, runs, row)
             except (TransferError, WireError) as error:
                 return self.fail(error)
@@ -91,8 +91,8 @@ class Sender(SocketEnd, KVSender):
 class SendingSide(Side[Sender]):
     """All transfers of the prefill side."""
 
-    def __init__(self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions) -> None:
-        super().__init__(memory, rows, options, "sent", "send_failures")
+    def __init__(self, memory: KVMemory, options: TransferOptions) -> None:
+        super().__init__(memory, options, "sent", "send_failures")
         self._faults = options.faults
         self._early: OrderedDict[int, tuple[Link, Want]] = OrderedDict()
         self._failed: OrderedDict[int, RuntimeFault] = OrderedDict()

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 from runtime.disagg.transfer.kv_manager import TransferEnd, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Fail
 from runtime.protocol.errors import BadRequest, RuntimeFault, TransferError
@@ -41,10 +40,8 @@ E = TypeVar("E", bound=SocketEnd)
 class Side(Generic[E]):
     """All transfers of one direction. counts: those that succeeded and those that failed, by these names."""
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions, succeeded: str, failed: str
-    ) -> None:
-        self.memory, self.rows, self.options = memory, rows, options
+    def __init__(self, memory: KVMemory, options: TransferOptions, succeeded: str, failed: str) -> None:
+        self.memory, self.options = memory, options
         self._lock = threading.Lock()
         self._live: dict[int, E] = {}
         self._succeeded, self._failures = succeeded, failed
