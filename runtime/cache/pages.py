@@ -114,10 +114,6 @@ class PageAllocator:
         for run in runs:
             self._give(run)
 
-    def is_free(self, slot: int) -> bool:
-        index = bisect_left(self._starts, slot + 1) - 1
-        return index >= 0 and slot < self._starts[index] + self._lengths[self._starts[index]]
-
     def free_runs(self) -> list[Run]:
         """The free runs in ascending order (a copy)."""
         return [Run(start, self._lengths[start]) for start in self._starts]

@@ -11,10 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.cache.manager import CacheManager
 from runtime.disagg.peers import Peers, ended_by, failure_of, runs_of
 from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver
-from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
@@ -37,41 +35,6 @@ class DecodeTransfer:
     since: float = field(default_factory=time.monotonic)
 
 
-class HostCopies(dict[int, memoryview]):
-    """KV of retracted requests in host memory, by seq, so that it need not be computed again."""
-
-    def __init__(self, manager: CacheManager, memory: KVMemory) -> None:
-        super().__init__()
-        self._manager, self._memory = manager, memory
-        self._heads = memory.layout.span
-        self._token_bytes = memory.layout.token_bytes(memory.layout.heads)
-
-    def save(self, request: Request) -> bool:
-        """Copy what it has computed, before it loses its slots. Not while a step is under way."""
-        if request.lease is None or not request.computed:
-            return False
-        runs = runs_of(request.lease, self._manager.cache, 0, request.computed)
-        self[request.seq] = self._memory.read(runs, self._heads, "token")
-        return True
-
-    def restore(self, request: Request) -> bool:
-        """It has slots again: write the part of the copy that the cache lacks into them."""
-        copy = self.pop(request.seq, None)
-        lease = request.lease
-        if copy is None or lease is None:
-            return False
-        start = request.computed
-        end = min(copy.nbytes // self._token_bytes, request.matchable)
-        if end > start:
-            runs = lease.take(end - start)
-            size = self._token_bytes
-            self._memory.write(runs, self._heads, "token", copy[start * size : end * size])
-            lease.settle()
-            request.computed = end
-            self._manager.publish(lease, request.tokens, request.settled)
-        return True
-
-
 class DecodeStage(Stage):
     """Requests without a bootstrap server are answered by this engine alone. `reserved`: slots that are kept
     for the output of each admitted request."""
@@ -85,7 +48,7 @@ class DecodeStage(Stage):
         self._arrived: dict[int, DecodeTransfer] = {}  # complete, not admitted yet
         self._active: dict[int, Request] = {}  # admitted: running or retracted
         self._first: list[tuple[Request, Sample | None]] = []
-        self._copies = HostCopies(self.manager, peers.memory)
+        self._copies: dict[int, memoryview] = {}  # KV of retracted requests in host memory, by seq
         self._farewells: list[tuple[KVReceiver, str]] = []  # of requests that ended before the two sides met
 
     @property
@@ -161,10 +124,27 @@ class DecodeStage(Stage):
         return first
 
     def offload(self, request: Request) -> None:
-        self._figures.offloaded += self._copies.save(request)
+        if request.lease is not None and request.computed:
+            memory = self._peers.memory
+            runs = runs_of(request.lease, self.manager.cache, 0, request.computed)
+            self._copies[request.seq] = memory.read(runs, memory.layout.span, "token")
+            self._figures.offloaded += 1
 
     def restore(self, request: Request) -> None:
-        self._figures.restored += self._copies.restore(request)
+        """Write the part of the copy that the cache lacks into its new slots."""
+        copy, lease = self._copies.pop(request.seq, None), request.lease
+        if copy is None or lease is None:
+            return
+        memory, start = self._peers.memory, request.computed
+        size = memory.layout.token_bytes(memory.layout.heads)
+        end = min(copy.nbytes // size, request.matchable)
+        if end > start:
+            runs = lease.take(end - start)
+            memory.write(runs, memory.layout.span, "token", copy[start * size : end * size])
+            lease.settle()
+            request.computed = end
+            self.manager.publish(lease, request.tokens, request.settled)
+        self._figures.restored += 1
 
     def closing(self, request: Request, reason: FinishReason) -> None:
         seq = request.seq

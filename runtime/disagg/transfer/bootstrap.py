@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from runtime.disagg.transfer.memory import KVLayout
 from runtime.ipc.address import is_loopback
 from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
 
@@ -36,7 +35,6 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     address: str
     transfer: str
-    layout: KVLayout
 
 
 class _Refusal(Exception):

@@ -90,8 +90,7 @@ class SocketManager(KVManager):
         self._listener, address = self.open()
         threading.Thread(target=self._accept, args=(self._listener,), name="transfer", daemon=True).start()
         if bootstrap is not None:
-            info = EngineInfo(address, self.name, self.memory.layout)
-            register(bootstrap, info, self.options.key, REQUEST_S)
+            register(bootstrap, EngineInfo(address, self.name), self.options.key, REQUEST_S)
         return address
 
     def sender(self, bootstrap_id: int) -> Sender:
@@ -224,7 +223,6 @@ class SocketManager(KVManager):
                 where=bootstrap,
                 hint="start both sides with the same --disaggregation-transfer-backend",
             )
-        self.memory.layout.check(engine.layout)
         end = self._dial(engine.address)
         try:
             answer = greet(end, self._hello("messages", ""), self.options.key, HELLO_S)

@@ -11,13 +11,9 @@ import httpx
 import pytest
 
 from runtime.disagg.transfer.bootstrap import MAX_BODY, BootstrapServer, EngineInfo, register, resolve
-from runtime.disagg.transfer.memory import KVLayout
 from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
 
-LAYOUT = KVLayout(2, 4, 64, "float32", 0, 2)
-
-
-INFO = EngineInfo("tcp://h:1", "tcp", LAYOUT)
+INFO = EngineInfo("tcp://h:1", "tcp")
 
 
 @pytest.fixture
@@ -40,7 +36,7 @@ def test_an_engine_registers_and_is_found(server: BootstrapServer) -> None:
     register(server.address, INFO, None, 60)
     assert resolve(server.address, None, 60) == INFO
     # started again, at another address
-    again = EngineInfo("tcp://h:2", "tcp", LAYOUT)
+    again = EngineInfo("tcp://h:2", "tcp")
     register(server.address, again, None, 60)
     assert resolve(server.address, None, 60) == again
 
