@@ -81,7 +81,7 @@ class LocalManager(PullingManager):
                     socket.send_fds(end, [b"k"], [file])
                 finally:
                     os.close(file)
-            case Welcome(mapping=KVMapping() as mapping):
+            case Welcome(mapping=KVMapping() as mapping, layout=layout):
                 _, files, _, _ = socket.recv_fds(end, 1, 1)
                 if not files:
                     raise TransferError("the prefill side sent no file of its pool", where=link.peer)
@@ -90,7 +90,7 @@ class LocalManager(PullingManager):
                 finally:
                     for file in files:
                         os.close(file)  # the mapping keeps what it needs
-                if pool.layout != link.layout:
+                if pool.layout != layout:
                     raise TransferError("the prefill side's pool is not as it said", where=link.peer)
                 self._pools[link.session] = pool
                 link.on_close(lambda: self._unmap(link.session))

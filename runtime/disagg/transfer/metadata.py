@@ -20,7 +20,6 @@ class Metadata(msgspec.Struct, frozen=True, array_like=True):
     logprobs       one per output id, if requested
     top_logprobs   per output id its best (id, logprob) pairs
     token_ids      per output id the log-probabilities of the requested ids
-    hidden         final hidden state of the last prompt token, if requested
     """
 
     output_ids: tuple[int, ...]
@@ -28,7 +27,6 @@ class Metadata(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[float | None, ...] = ()
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     token_ids: tuple[tuple[float, ...], ...] = ()
-    hidden: tuple[float, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(Metadata)

@@ -101,7 +101,7 @@ class NixlManager(PullingManager):
 
     def met(self, link: Link, end: socket.socket, answer: Hello | Welcome) -> None:
         match answer:
-            case Welcome(mapping=KVMapping() as mapping, extra=extra):
+            case Welcome(mapping=KVMapping() as mapping, layout=layout, extra=extra):
                 agent = self._agent
                 try:
                     peer = msgspec.msgpack.decode(extra, type=_Peer)
@@ -110,7 +110,7 @@ class NixlManager(PullingManager):
                     raise TransferError(
                         f"NIXL cannot reach the prefill side: {error}", where=link.peer, hint=self._hint
                     ) from error
-                if mapping.layout != link.layout:
+                if mapping.layout != layout:
                     raise TransferError("the prefill side's pool is not as it said", where=link.peer)
                 named = name.decode() if isinstance(name, bytes) else str(name)
                 self._remote[link.session] = (named, peer.address, mapping)

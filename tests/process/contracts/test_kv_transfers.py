@@ -325,7 +325,7 @@ def test_slots_and_metadata_that_cannot_be(pair: Pair) -> None:
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     sender, receiver = begin(pair, [Run(0, 4)])
     sender.init(4)
-    sender.send([Run(0, 4)], Metadata(output_ids=(1,), hidden=(0.5,) * 1_000_000))
+    sender.send([Run(0, 4)], Metadata(output_ids=(1,), token_ids=((0.5,) * 1_000_000,)))
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     assert "bytes" in str(receiver.failure())
     one_good(pair)

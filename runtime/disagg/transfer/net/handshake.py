@@ -31,10 +31,6 @@ from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLos
 NONCE_BYTES = 32
 
 
-class Stranger(TransferError):
-    """The connecting side does not have the key."""
-
-
 def greet(end: socket.socket, hello: Hello, key: bytes | None, timeout: float) -> Welcome:
     """The connecting side; nonce and proof of `hello` are filled in here. Raises TransferError: refused, or
     the other side does not hold the key; TransferPeerLost."""
@@ -62,8 +58,8 @@ def greet(end: socket.socket, hello: Hello, key: bytes | None, timeout: float) -
 
 
 def receive_hello(end: socket.socket, key: bytes | None, timeout: float) -> tuple[Hello, bytes]:
-    """The listening side: the hello, and the proof for the answer. Raises Stranger, of which the other side
-    is notified, TransferError, TransferPeerLost."""
+    """The listening side: the hello, and the proof for the answer. Raises TransferError, of which
+    a side with another key is notified; TransferPeerLost."""
     until = time.monotonic() + timeout
     nonce = secrets.token_bytes(NONCE_BYTES)
     _send(end, Challenge(nonce), until)
@@ -71,7 +67,7 @@ def receive_hello(end: socket.socket, key: bytes | None, timeout: float) -> tupl
     if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
         raise TransferError("somebody connected and did not say hello", where="hello")
     if not hmac.compare_digest(hello.proof, _proof(key, b"decode", nonce, hello.nonce)):
-        stranger = Stranger(
+        stranger = TransferError(
             "the decode side does not hold the key of the prefill side",
             where="hello",
             hint="give both sides the same key",

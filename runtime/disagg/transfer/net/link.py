@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from runtime.disagg.transfer.memory import KVLayout
 from runtime.disagg.transfer.net.messages import MAX_MESSAGE, MESSAGES, Ping
 from runtime.disagg.transfer.net.streams import PieceSender
 from runtime.ipc.socket_mailbox import Frames, frame
@@ -30,49 +29,34 @@ PING_S = 0.05
 
 
 class Link:
-    """end: connected, after the handshake; the link closes it. peer, layout: the other side and its KV.
-    pulls: the decode side fetches KV; streams: where the prefill side pushes it otherwise. Each message is
-    passed to `take`; `lost` is called once, if the link ends by itself. heartbeat, misses: how often
-    heartbeats must come; peer_heartbeat: how often the other side expects one."""
+    """end: connected, after the handshake; the link closes it. pulls: the decode side fetches KV; streams:
+    where the prefill side pushes it otherwise. Each message is passed to `take`; `lost` is called once, if
+    the link ends by itself. silence: seconds until a peer without heartbeats is lost; ping: between two
+    heartbeats of this side."""
 
     def __init__(
-        self,
-        end: socket.socket,
-        peer: str,
-        session: str,
-        layout: KVLayout,
-        *,
-        heartbeat: float,
-        misses: int,
-        peer_heartbeat: float,
-        pulls: bool = False,
+        self, end: socket.socket, peer: str, session: str, *, silence: float, ping: float, pulls: bool
     ) -> None:
         self.pulls = pulls
         self.streams: PieceSender | None = None
-        self.peer, self.session, self.layout = peer, session, layout
-        self._end = end
-        self._heartbeat, self._misses = heartbeat, misses
-        self._ping_s = max(PING_S, min(heartbeat, peer_heartbeat) / 2)
+        self.peer, self.session = peer, session
+        self._end, self._silence, self._ping_s = end, silence, max(PING_S, ping)
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUED_MESSAGES)
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         self._fault: RuntimeFault | None = None
         self._closing: list[Callable[[], None]] = []
 
     def start(self, take: Callable[[Link, Any], None], lost: Callable[[Link, RuntimeFault], None]) -> None:
         self._take, self._lost = take, lost
-        self._end.settimeout(self._heartbeat * self._misses)
+        self._end.settimeout(self._silence)
         for act in (self._read, self._write):
             threading.Thread(target=act, name=f"transfer {self.peer}", daemon=True).start()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def on_close(self, act: Callable[[], None]) -> None:
         """Call it when the link ends; at once if it has."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._closing.append(act)
                 return
         act()
@@ -80,7 +64,7 @@ class Link:
     def send(self, item: msgspec.Struct) -> None:
         """Never blocks; a link that has ended drops it. Raises WireError if it cannot be encoded."""
         data = frame(MESSAGES.encode(item))
-        if self._closed:
+        if self.closed:
             return
         try:
             self._outgoing.put_nowait(data)
@@ -107,10 +91,8 @@ class Link:
                         self._take(self, item)
             return TransferPeerLost("the other engine closed the connection", where=self.peer)
         except TimeoutError:
-            silent = self._heartbeat * self._misses
-            return TransferPeerLost(
-                f"the other engine gave no sign of life for {silent:g} s", where=self.peer
-            )
+            lost = f"the other engine gave no sign of life for {self._silence:g} s"
+            return TransferPeerLost(lost, where=self.peer)
         except OSError as error:
             return TransferPeerLost(f"the connection was lost: {error.strerror or error}", where=self.peer)
         except WireError as error:
@@ -142,9 +124,9 @@ class Link:
     def break_off(self, fault: RuntimeFault | None) -> None:
         """End it as if it had ended by itself, with this fault; None: without a report."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed, self._fault = True, fault
+            self.closed, self._fault = True, fault
             closing, self._closing = self._closing, []
         for act in closing:
             act()

@@ -290,17 +290,9 @@ class SocketManager(KVManager):
     def _link(
         self, end: socket.socket, peer: str, session: str, hello: Hello | Welcome, *, pulls: bool
     ) -> Link:
-        options = self.options
-        link = Link(
-            end,
-            peer,
-            session,
-            hello.layout,
-            heartbeat=options.heartbeat,
-            misses=options.heartbeat_misses,
-            peer_heartbeat=hello.heartbeat,
-            pulls=pulls,
-        )
+        silence = self.options.heartbeat * self.options.heartbeat_misses
+        ping = min(self.options.heartbeat, hello.heartbeat) / 2
+        link = Link(end, peer, session, silence=silence, ping=ping, pulls=pulls)
         link.on_close(lambda: self._forget(link))
         return link
 

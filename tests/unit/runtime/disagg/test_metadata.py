@@ -18,7 +18,6 @@ METADATA = st.builds(
     logprobs=st.lists(st.none() | FLOATS, max_size=3).map(tuple),
     top_logprobs=st.lists(PAIRS, max_size=3).map(tuple),
     token_ids=st.lists(st.lists(FLOATS, max_size=4).map(tuple), max_size=3).map(tuple),
-    hidden=st.lists(FLOATS, max_size=9).map(tuple),
 )
 ROOMS = st.integers(1, 2**63 - 1)
 
