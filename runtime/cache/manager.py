@@ -286,8 +286,7 @@ class CacheManager:
         return not self.cache.protected
 
     def rebuild(self) -> None:
-        """Start anew, with all slots free and nothing cached. Leases made before are void: clear() them.
-        Those of transfers are cleared."""
+        """Start anew, all slots free. Leases are void: clear() them; those of transfers are cleared."""
         for lease in self.transfers:
             lease.clear()
         self.transfers.clear()

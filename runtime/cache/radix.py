@@ -150,8 +150,7 @@ class RadixCache:
         return tuple(reversed(list(self._upwards(match))))
 
     def _walk(self, tokens: array[int], key: str | None) -> tuple[list[Node], int, int]:
-        """The nodes along `tokens`, how many tokens they share with it, and how many of the last node's when
-        not all of them (else 0)."""
+        """The nodes along `tokens`, the shared tokens, and those of the last node if not all (else 0)."""
         path: list[Node] = []
         node = self._roots.get(key)
         position, end = 0, len(tokens) - len(tokens) % self.page_size
@@ -259,8 +258,7 @@ class RadixCache:
         return leaf
 
     def _split(self, node: Node, at: int) -> Node:
-        """Give the first `at` tokens of `node` to a new node above it and return that. Sizes, locks and
-        order stay."""
+        """Give the first `at` tokens of `node` to a new node above it, with its locks and order."""
         parent = node.parent
         assert parent is not None
         head, rest = split(node.runs, at)

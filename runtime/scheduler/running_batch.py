@@ -290,8 +290,7 @@ class RunningBatch:
         self.unblock()
 
     def check(self, kept: Sequence[Lease]) -> None:
-        """Raise InternalFault, with the numbers, unless every slot is accounted for. `kept`: leases of
-        sequences that do not run."""
+        """Raise InternalFault unless every slot is accounted for. `kept`: leases of no running request."""
         leases = [request.lease for request in self.running if request.lease is not None]
         if len(leases) != len(self.running):
             raise InternalFault("a running request holds no lease", where="scheduler")

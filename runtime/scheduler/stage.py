@@ -70,8 +70,7 @@ class Stage:
         self._deadlines.admitted(request, now)
 
     def first_tokens(self) -> Iterable[tuple[Request, Sample | None]]:
-        """The requests admitted since the last call whose KV came from another engine, with the first token
-        if that came too."""
+        """Requests admitted since the last call with KV from elsewhere; the first token, if it came."""
         return ()
 
     def chunk_done(self, request: Request) -> None:

@@ -122,21 +122,16 @@ class Progress:
         return self._fault
 
 
-def check_bootstrap_id(bootstrap_id: int) -> int:
-    """Raises BadRequest."""
-    if not 1 <= bootstrap_id <= MAX_BOOTSTRAP_ID:
-        raise BadRequest(
-            f"a room is a number from 1 to {MAX_BOOTSTRAP_ID}, not {bootstrap_id}", where="bootstrap_room"
-        )
-    return bootstrap_id
-
-
 class TransferEnd:
     """One side of a transfer. One thread calls it; nothing blocks. After a failure all calls but poll() and
     failure() do nothing."""
 
     def __init__(self, bootstrap_id: int) -> None:
-        self.bootstrap_id = check_bootstrap_id(bootstrap_id)
+        if not 1 <= bootstrap_id <= MAX_BOOTSTRAP_ID:
+            raise BadRequest(
+                f"a room is a number from 1 to {MAX_BOOTSTRAP_ID}, not {bootstrap_id}", where="bootstrap_room"
+            )
+        self.bootstrap_id = bootstrap_id
         self.progress = Progress(bootstrap_id)
 
     def poll(self) -> KVPoll:

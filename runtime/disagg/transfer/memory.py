@@ -119,8 +119,7 @@ class ArrayMemory(KVMemory):
 
     @classmethod
     def map(cls, file: int, mapping: KVMapping, *, write: bool = True) -> ArrayMemory:
-        """The pool in `file`. Raises TransferError if `mapping` does not fit the file: it came from another
-        process."""
+        """The pool in `file`. Raises TransferError if another process's `mapping` does not fit it."""
         layout, (a, b, c) = mapping.layout, mapping.strides
         shape = (mapping.slots, layout.layers, 2 * layout.heads, layout.head_bytes)
         last = sum((count - 1) * stride for count, stride in zip(shape, (a, b, c, 1)))

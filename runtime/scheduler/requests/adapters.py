@@ -96,8 +96,7 @@ class AdapterRegistry:
         return idle[0]
 
     def unload(self, name: str) -> None:
-        """New requests cannot use it from now on; running ones keep it. Raises ModelNotFound, BadRequest if
-        adapters are not supported."""
+        """Running requests keep it. Raises ModelNotFound; BadRequest if adapters are not supported."""
         self._supported("lora_name")
         adapter = self._named.pop(name, None)
         if adapter is None:

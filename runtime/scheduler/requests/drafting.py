@@ -89,8 +89,7 @@ TRIES = 8
 
 
 class PromptLookup:
-    """Follows one text that grows, and may be cut. `shortest`, `longest`: tokens that must, and may,
-    agree."""
+    """Follows one growing text. `shortest`, `longest`: tokens that must, and may, agree."""
 
     __slots__ = ("_before", "_last", "_longest", "_shortest", "_size")
 

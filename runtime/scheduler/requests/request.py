@@ -212,7 +212,9 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
     def end(self, reason: FinishReason, goal: int = 0) -> None:
         """It finishes when `goal` tokens are computed and all requested scores are known."""
         self.ending = reason
-        self.goal = max(goal, self.logprobs.last_target if self.logprobs is not None else 0)
+        self.goal = goal
+        if self.logprobs is not None and self.logprobs.next_target >= 0:
+            self.goal = max(goal, self.logprobs.targets[-1])
 
     @property
     def intact(self) -> bool:
@@ -246,8 +248,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         later: bool = False,
         forced: bool = False,
     ) -> None:
-        """One more output token. `later`: its log-probabilities come from the row that computes it; `forced`:
-        no step sampled it."""
+        """One more output token. `later`: its scores come from its own row; `forced`: not sampled."""
         if forced:
             self.jumped += 1
         if self.logprobs is not None:

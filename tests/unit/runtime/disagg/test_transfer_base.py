@@ -13,7 +13,6 @@ from runtime.disagg.transfer.kv_manager import (
     KVPoll,
     Progress,
     TransferOptions,
-    check_bootstrap_id,
 )
 from runtime.disagg.transfer.memory import KVLayout, make_memory
 from runtime.disagg.transfer.metadata import Metadata
@@ -65,7 +64,7 @@ def test_deadlines() -> None:
 @pytest.mark.parametrize("room", [0, -1, MAX_BOOTSTRAP_ID + 1])
 def test_rooms_that_are_none(room: int) -> None:
     with pytest.raises(BadRequest, match="room"):
-        check_bootstrap_id(room)
+        fake().sender(room)
 
 
 @pytest.mark.parametrize(
