@@ -141,9 +141,10 @@ class RadixCache:
         """The length that match() would find. Changes nothing."""
         return self._walk(_packed(tokens), key)[1]
 
-    def trail(self, tokens: Sequence[int], key: str | None = None) -> tuple[int, ...]:
-        """The ids of the nodes that match() would pass, root first. Changes nothing."""
-        return tuple([node.id for node in self._walk(_packed(tokens), key)[0]])
+    def trail(self, tokens: Sequence[int], key: str | None = None) -> tuple[tuple[int, ...], int]:
+        """The ids of the nodes that match() would pass, root first, and its length. Changes nothing."""
+        path, length, _ = self._walk(_packed(tokens), key)
+        return tuple([node.id for node in path]), length
 
     def path(self, match: Match) -> tuple[Node, ...]:
         """The nodes that now make up a locked match, root first."""

@@ -7,7 +7,6 @@ that waited long enough comes first, whatever arrives later.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -38,8 +37,7 @@ class Candidate:
     order depends on it. arrival: its number in the order of arrival. new_tokens: that it may generate."""
 
     __slots__ = (
-        "_looked", "_matched", "_now", "_trail", "_walked", "arrival", "flow", "new_tokens", "priority",
-        "request",
+        "_looked", "_matched", "_now", "_trail", "arrival", "flow", "new_tokens", "priority", "request",
     )  # fmt: skip
 
     def __init__(self, request: Request, now: Moment) -> None:
@@ -50,7 +48,7 @@ class Candidate:
         self._now = now
         self._matched = 0
         self._trail: tuple[int, ...] = ()
-        self._looked = self._walked = -REFRESH
+        self._looked = -REFRESH
 
     @property
     def waited(self) -> int:
@@ -65,22 +63,21 @@ class Candidate:
     @property
     def matched(self) -> int:
         """Tokens of its prompt that the cache holds. Looked up when read, which costs something."""
-        if self._now.tick - self._looked >= REFRESH:
-            self._looked = self._now.tick
-            self._matched = self._now.cache.probe(*self._prefix())
+        self._look()
         return self._matched
 
     @property
     def trail(self) -> tuple[int, ...]:
         """Ids of the cache nodes that hold them, root first. Likewise."""
-        if self._now.tick - self._walked >= REFRESH:
-            self._walked = self._now.tick
-            self._trail = self._now.cache.trail(*self._prefix())
+        self._look()
         return self._trail
 
-    def _prefix(self) -> tuple[array[int], str | None]:
-        request = self.request
-        return request.tokens[: request.matchable], request.source.extra_key
+    def _look(self) -> None:
+        now, request = self._now, self.request
+        if now.tick - self._looked >= REFRESH:
+            self._looked = now.tick
+            prefix = request.tokens[: request.matchable]
+            self._trail, self._matched = now.cache.trail(prefix, request.source.extra_key)
 
 
 def by_age(waiting: Sequence[Candidate], limit: int = MAX_WAIT) -> tuple[list[Candidate], list[Candidate]]:
