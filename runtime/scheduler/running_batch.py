@@ -31,27 +31,23 @@ class _Groups:
 
     def __init__(self, running: Sequence[Request], waiting: Sequence[Request], limit: int) -> None:
         self._most = limit - max(1, limit // OTHERS) if limit > 1 else limit
-        self._running: Counter[str] = Counter()
-        self._closed: set[str] = set()
+        self._running: Counter[str | None] = Counter()
         if any(one.source.group is not None for one in waiting):
-            self._running.update(one.source.group for one in running if one.source.group is not None)
+            self._running.update(one.source.group for one in running)
 
     def full(self, request: Request) -> bool:
         """No more of its group may run now."""
-        group = request.source.group
-        return group is not None and (group in self._closed or self._running[group] >= self._most)
+        return request.source.group is not None and self._running[request.source.group] >= self._most
 
     def runs(self, request: Request) -> bool:
         return request.source.group is not None and self._running[request.source.group] > 0
 
     def add(self, request: Request) -> None:
-        if request.source.group is not None:
-            self._running[request.source.group] += 1
+        self._running[request.source.group] += 1
 
     def close(self, request: Request) -> None:
         """No more of its group in this tick."""
-        assert request.source.group is not None
-        self._closed.add(request.source.group)
+        self._running[request.source.group] = self._most
 
 
 class RunningBatch:

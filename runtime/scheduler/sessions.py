@@ -172,16 +172,11 @@ class Sessions:
             del self._of[rid]
         return rids
 
-    def expire(self, now: float) -> list[str]:
-        """Close the sessions that were not used for their timeout; returns their ids."""
-        late = [
-            one
-            for one in self.by_key.values()
-            if one.timeout_s is not None and not one.live and now - one.used_at >= one.timeout_s
-        ]
-        for one in late:
-            self.close(one.id, one.owner)
-        return [one.id for one in late]
+    def expire(self, now: float) -> None:
+        """Close the sessions that were not used for their timeout."""
+        for one in list(self.by_key.values()):
+            if one.timeout_s is not None and not one.live and now - one.used_at >= one.timeout_s:
+                self.close(one.id, one.owner)
 
     def compose(
         self, req: TokenizedGenerateReqInput, live: Mapping[str, Request], now: float, limit: int
