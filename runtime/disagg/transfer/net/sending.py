@@ -70,6 +70,9 @@ class Sender(SocketEnd, KVSender):
     def want(self, link: Link, want: Want) -> None:
         """The decode side requests tokens: the transfer begins."""
         with self.progress.lock:
+            fault = self.progress.failure()
+            if fault is not None:  # just now
+                link.send(Fail(self.bootstrap_id, fault.to_dict()))
             if self.progress.now is not KVPoll.Bootstrapping:
                 return
             self._link, self.start, self._tokens = link, want.start, want.tokens
@@ -144,9 +147,9 @@ class SendingSide(Side[Sender]):
         super().lost(link, fault)
 
     def ended(self, end: SocketEnd, fault: RuntimeFault | None) -> None:
-        super().ended(end, fault)
-        if fault is not None:
-            with self._lock:
+        with self._lock:
+            super().ended(end, fault)
+            if fault is not None:
                 _remember(self._failed, end.bootstrap_id, fault)
 
     def give(self, sender: Sender, link: Link, first: int, runs: Sequence[Run], row: bytes | None) -> None:

@@ -42,7 +42,7 @@ class Side(Generic[E]):
 
     def __init__(self, memory: KVMemory, options: TransferOptions, succeeded: str, failed: str) -> None:
         self.memory, self.options = memory, options
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._live: dict[int, E] = {}
         self._succeeded, self._failures = succeeded, failed
         self.counts = {succeeded: 0, failed: 0}
