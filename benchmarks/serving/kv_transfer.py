@@ -30,7 +30,7 @@ from benchmarks.measuring import conditions, keep
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, Order, make_memory
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def send(settings: dict[str, Any]) -> None:
                 end.sendall(bare)
 
     threading.Thread(target=pour, daemon=True).start()
-    manager = KV_TRANSFERS.load(settings["transfer"])(memory, MetadataBuffers(4), TransferOptions())
+    manager = KV_TRANSFERS.load(settings["transfer"])(memory, TransferOptions())
     manager.listen(bootstrap.address)
     told = {"bootstrap": bootstrap.address, "port": listener.getsockname()[1]}
     print(json.dumps(told), flush=True)
@@ -124,11 +124,11 @@ def measure(name: str, order: Order, size: int, rounds: int) -> list[dict[str, f
     """Seconds per way and round."""
     tokens = max(1, size // layout(order).token_bytes(8))
     size = tokens * layout(order).token_bytes(8)
-    memory, rows = pool(order, tokens), MetadataBuffers(4)
+    memory = pool(order, tokens)
     memory.view[...] = 0
     one, other = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
     buffer = np.zeros(size, dtype=np.uint8).data
-    manager = KV_TRANSFERS.load(name)(memory, rows, TransferOptions())
+    manager = KV_TRANSFERS.load(name)(memory, TransferOptions())
     sender = Sender(transfer=name, order=order, tokens=tokens, bytes=size)
 
     def bare() -> None:
@@ -141,9 +141,8 @@ def measure(name: str, order: Order, size: int, rounds: int) -> list[dict[str, f
         sender.room(room)
         receiver = manager.receiver(sender.told["bootstrap"], room)
         wait(receiver, KVPoll.WaitingForInput)
-        rows.clear(0)
         begin = time.perf_counter()
-        receiver.init(runs(tokens, RUN), 0, 0)
+        receiver.init(runs(tokens, RUN), 0)
         wait(receiver, KVPoll.Success)
         return time.perf_counter() - begin
 

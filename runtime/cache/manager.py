@@ -11,8 +11,7 @@ from typing import Any
 
 from runtime.cache.node import Match, Node
 from runtime.cache.pages import PageAllocator, extend, join, split, total
-from runtime.cache.prefix_cache import NoCache, PrefixCache
-from runtime.cache.radix import EVICTION, RadixCache
+from runtime.cache.radix import EVICTION, NoCache, RadixCache
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
 
@@ -149,7 +148,7 @@ class Lease:
         self._keep_spare([])
         self.pending, self.capacity = (), 0
 
-    def path(self, cache: PrefixCache) -> tuple[Node, ...]:
+    def path(self, cache: RadixCache) -> tuple[Node, ...]:
         """The cache nodes that cover positions 0 .. covered-1, root first."""
         if self._version != cache.version:
             self._path, self._version = cache.path(self.match), cache.version
@@ -182,8 +181,9 @@ class CacheManager:
         self.transfers: list[Lease] = []  # of sequences that do not run: KV being transferred, or parked
         self.moves = 0  # goes up whenever some lease covers another part of the cache than before
 
-    def _empty(self) -> PrefixCache:
-        return RadixCache(self.page_size, self._policy) if self.shares else NoCache()
+    def _empty(self) -> RadixCache:
+        kind = RadixCache if self.shares else NoCache
+        return kind(self.page_size, self._policy)
 
     @property
     def available(self) -> int:
@@ -243,12 +243,10 @@ class CacheManager:
         if length >= lease.covered:
             lease.rewind(computed - length)
             return length
-        private = lease.private
         match = self.cache.match(tokens[:length], lease.key)
         self.cache.lock(match)
         self.cache.unlock(lease.match)
         lease.uncover(match)
-        assert lease.private == private
         self.moves += 1
         return match.length
 
@@ -270,8 +268,7 @@ class CacheManager:
         self.moves += 1
 
     def close(self, lease: Lease, tokens: Sequence[int], computed: int) -> None:
-        """End of the lease: what was computed stays in the cache for others (`computed` 0: nothing new), the
-        rest is freed."""
+        """End of the lease: what was computed stays in the cache (0: nothing new), the rest is freed."""
         if computed:
             self.publish(lease, tokens, computed)
         self.cache.unlock(lease.match)
@@ -289,8 +286,7 @@ class CacheManager:
         return not self.cache.protected
 
     def rebuild(self) -> None:
-        """Start anew, with all slots free and nothing cached. Leases made before are void: clear() them.
-        Those of transfers are cleared."""
+        """Start anew, all slots free. Leases are void: clear() them; those of transfers are cleared."""
         for lease in self.transfers:
             lease.clear()
         self.transfers.clear()

@@ -51,8 +51,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: `nodes` from the root down, `length` tokens in all. Valid until the next
-    insert or evict unless locked."""
+    """The longest cached prefix, from the root down; valid until the next insert or evict unless locked."""
 
     nodes: tuple[Node, ...]
     length: int

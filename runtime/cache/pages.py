@@ -110,14 +110,9 @@ class PageAllocator:
         return join(runs)
 
     def release(self, runs: Iterable[Run]) -> None:
-        """Take slots back. Raises InternalFault, naming them, when they are free already or no pages of the
-        pool."""
+        """Take slots back. Raises InternalFault for slots that are free, or no pages of the pool."""
         for run in runs:
             self._give(run)
-
-    def is_free(self, slot: int) -> bool:
-        index = bisect_left(self._starts, slot + 1) - 1
-        return index >= 0 and slot < self._starts[index] + self._lengths[self._starts[index]]
 
     def free_runs(self) -> list[Run]:
         """The free runs in ascending order (a copy)."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from runtime.cache.node import Match, Node, PrefixTree, survey
 from runtime.cache.pages import join, split, total
-from runtime.cache.prefix_cache import PrefixCache
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.registry import Registry
@@ -70,8 +69,7 @@ def slru(node: Node) -> tuple[int, int]:
 
 
 class EvictionQueue:
-    """Leaves that may be evicted, the first to go on top. O(log n) each; entries made stale are skipped
-    later."""
+    """Leaves that may be evicted, the first to go on top. Stale entries are skipped later."""
 
     def __init__(self, key: Key = lru) -> None:
         self._key = key
@@ -107,12 +105,14 @@ class EvictionQueue:
         return None
 
 
-class RadixCache(PrefixCache):
-    """A prefix tree per extra_key. `eviction`: which unlocked leaf goes first (smallest key).
+class RadixCache:
+    """Prefix -> KV slots, in one tree per `key` (a request's extra_key). `eviction`: which unlocked leaf goes
+    first (smallest key). A slot belongs to the allocator's free list, to one node, or to one lease.
 
-    Tokens are compared as packed ints, so a verb costs one memory comparison over the prefix, whatever the
+    Tokens are compared as packed ints, so a method costs one memory comparison over the prefix, whatever the
     tree's size. A locked match is known by its last node: a split gives the upper part a new node and leaves
-    that one's end where it is.
+    that one's end where it is. evictable, protected: slots in unlocked and in locked nodes. version: rises
+    whenever a node is split; only then can path() of a locked match change.
     """
 
     def __init__(self, page_size: int = 1, eviction: Key = lru) -> None:
@@ -121,27 +121,15 @@ class RadixCache(PrefixCache):
         self._leaves: EvictionQueue = EvictionQueue(eviction)
         self._ids = 0
         self._clock = 0
-        self._version = 0
-        self._evictable = 0
-        self._protected = 0
-
-    @property
-    def evictable(self) -> int:
-        return self._evictable
-
-    @property
-    def protected(self) -> int:
-        return self._protected
-
-    @property
-    def version(self) -> int:
-        return self._version
+        self.version = 0
+        self.evictable = 0
+        self.protected = 0
 
     # -- finding ---------------------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], key: str | None = None) -> Match:
-        """Changes the tree only where the match ends inside a node (a split) and in the order of use. The
-        answer holds until the next insert or evict; once locked, as long as the lock."""
+        """The longest cached prefix, in whole pages; it holds until the next insert or evict, or as long as
+        it is locked. A match that ends inside a node splits the node."""
         packed = _packed(tokens)
         path, length, inside = self._walk(packed, key)
         if inside:
@@ -150,17 +138,20 @@ class RadixCache(PrefixCache):
         return Match(tuple(path), length)
 
     def probe(self, tokens: Sequence[int], key: str | None = None) -> int:
+        """The length that match() would find. Changes nothing."""
         return self._walk(_packed(tokens), key)[1]
 
-    def trail(self, tokens: Sequence[int], key: str | None = None) -> tuple[int, ...]:
-        return tuple([node.id for node in self._walk(_packed(tokens), key)[0]])
+    def trail(self, tokens: Sequence[int], key: str | None = None) -> tuple[tuple[int, ...], int]:
+        """The ids of the nodes that match() would pass, root first, and its length. Changes nothing."""
+        path, length, _ = self._walk(_packed(tokens), key)
+        return tuple([node.id for node in path]), length
 
     def path(self, match: Match) -> tuple[Node, ...]:
+        """The nodes that now make up a locked match, root first."""
         return tuple(reversed(list(self._upwards(match))))
 
     def _walk(self, tokens: array[int], key: str | None) -> tuple[list[Node], int, int]:
-        """The nodes along `tokens`, how many tokens they share with it, and how many of the last node's when
-        not all of them (else 0)."""
+        """The nodes along `tokens`, the shared tokens, and those of the last node if not all (else 0)."""
         path: list[Node] = []
         node = self._roots.get(key)
         position, end = 0, len(tokens) - len(tokens) % self.page_size
@@ -206,10 +197,13 @@ class RadixCache(PrefixCache):
         held: Match | None = None,
         priority: int = 0,
     ) -> tuple[Match, list[Run]]:
-        """Changes the tree. A leaf that only its writer reads grows in place: a prompt computed in chunks, or
-        a conversation, is one node and so one segment, until another sequence branches off. The returned
-        match holds until the next insert or evict unless locked. Raises InternalFault when `runs` are not
-        exactly the slots of `tokens`, or these are no whole pages."""
+        """Take over `runs`, the slots of all of `tokens` (whole pages, else InternalFault). Returns the match
+        that now covers `tokens`, and the slots that the caller must free, because the cache has others for
+        the same tokens. Slots beyond the match's length stay the caller's.
+
+        A leaf that only its writer reads grows in place: a prompt computed in chunks, or a conversation, is
+        one node and so one segment, until another sequence branches off. `held`: the writer's locked match
+        of a beginning of `tokens`, which it unlocks next. `priority`: of the writer, for eviction."""
         packed = _packed(tokens)
         if len(packed) % self.page_size or total(runs) != len(packed):
             raise InternalFault(
@@ -252,21 +246,20 @@ class RadixCache(PrefixCache):
         leaf.runs = tuple(join([*leaf.runs, *runs]))
         leaf.length += len(tokens)
         if leaf.locks:
-            self._protected += len(tokens)
+            self.protected += len(tokens)
         else:
-            self._evictable += len(tokens)
+            self.evictable += len(tokens)
 
     def _grow(self, parent: Node, tokens: array[int], runs: tuple[Run, ...]) -> Node:
         self._leaves.discard(parent)  # it is a leaf no longer
         leaf = Node(self._next_id(), parent, tokens, runs, len(tokens), parent.start + parent.length)
         leaf.created = self._clock + 1  # as _touch is about to count
         parent.children[self._edge(tokens, 0)] = leaf
-        self._evictable += leaf.length
+        self.evictable += leaf.length
         return leaf
 
     def _split(self, node: Node, at: int) -> Node:
-        """Give the first `at` tokens of `node` to a new node above it and return that. Sizes, locks and
-        order stay."""
+        """Give the first `at` tokens of `node` to a new node above it, with its locks and order."""
         parent = node.parent
         assert parent is not None
         head, rest = split(node.runs, at)
@@ -277,7 +270,7 @@ class RadixCache(PrefixCache):
         node.tokens, node.runs, node.length = node.tokens[at:], tuple(rest), node.length - at
         node.parent, node.start = upper, node.start + at
         upper.children[self._edge(node.tokens, 0)] = node
-        self._version += 1
+        self.version += 1
         return upper
 
     def _next_id(self) -> int:
@@ -294,11 +287,11 @@ class RadixCache(PrefixCache):
     # -- protecting and dropping -----------------------------------------------------------------------------
 
     def lock(self, match: Match) -> None:
-        """Moves the match's nodes from evictable to protected."""
+        """Protect the match's nodes from eviction; counts."""
         for node in self._upwards(match):
             if not node.locks:
-                self._evictable -= node.length
-                self._protected += node.length
+                self.evictable -= node.length
+                self.protected += node.length
                 self._leaves.discard(node)
             node.locks += 1
 
@@ -311,16 +304,18 @@ class RadixCache(PrefixCache):
                 )
             node.locks -= 1
             if not node.locks:
-                self._protected -= node.length
-                self._evictable += node.length
+                self.protected -= node.length
+                self.evictable += node.length
                 self._requeue(node)
 
     def reuse(self, match: Match, priority: int = 0) -> None:
+        """Count one more sequence, of that priority, that reuses a locked match. For eviction only."""
         for node in self._upwards(match):
             node.hits += 1
             node.priority = max(node.priority, priority)
 
     def held_by(self, matches: Sequence[Match]) -> int:
+        """Slots that would become evictable if all these locked matches were unlocked. Changes nothing."""
         locks: dict[int, int] = {}
         slots = 0
         for match in matches:
@@ -330,7 +325,8 @@ class RadixCache(PrefixCache):
         return slots
 
     def evict(self, slots: int) -> list[Run]:
-        """Changes the tree: matches that are not locked are void afterwards."""
+        """Drop unlocked leaves until `slots` slots are gone, or no leaf is left; returns their slots. Whole
+        pages; the last leaf may only be shortened. Matches that are not locked are void afterwards."""
         dropped: list[Run] = []
         while slots > 0:
             leaf = self._leaves.pop()
@@ -338,7 +334,7 @@ class RadixCache(PrefixCache):
                 break
             goes = min(leaf.length, -(-slots // self.page_size) * self.page_size)
             slots -= goes
-            self._evictable -= goes
+            self.evictable -= goes
             if goes < leaf.length:
                 dropped += self._shorten(leaf, leaf.length - goes)
             else:
@@ -347,8 +343,8 @@ class RadixCache(PrefixCache):
         return join(dropped)
 
     def reset(self) -> list[Run]:
-        """Changes the tree: matches that are not locked are void afterwards."""
-        return self.evict(self._evictable)
+        """Drop all that is unlocked; returns the slots."""
+        return self.evict(self.evictable)
 
     def _shorten(self, leaf: Node, keep: int) -> list[Run]:
         kept, dropped = split(leaf.runs, keep)
@@ -380,8 +376,9 @@ class RadixCache(PrefixCache):
     # -- looking ---------------------------------------------------------------------------------------------
 
     def survey(self, most: int, ids: int) -> PrefixTree:
+        """At most `most` nodes, each with its first `ids` tokens. Changes nothing."""
         nodes, left_out = survey(self._roots.values(), self._clock, most, ids)
-        return PrefixTree(self.page_size, self._evictable, self._protected, nodes, left_out)
+        return PrefixTree(self.page_size, self.evictable, self.protected, nodes, left_out)
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, parents first; for checks and reports."""
@@ -390,6 +387,23 @@ class RadixCache(PrefixCache):
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+class NoCache(RadixCache):
+    """For radix_cache=False: matches nothing and takes nothing; all slots stay with their leases."""
+
+    def match(self, tokens: Sequence[int], key: str | None = None) -> Match:
+        return Match((), 0)
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        key: str | None = None,
+        held: Match | None = None,
+        priority: int = 0,
+    ) -> tuple[Match, list[Run]]:
+        return Match((), 0), []
 
 
 def _packed(tokens: Sequence[int]) -> array[int]:

@@ -16,15 +16,14 @@ from runtime.disagg.transfer.fake import FakeManager
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory
-from runtime.disagg.transfer.metadata import MetadataAllocator, MetadataBuffers
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.stage import Stage
 
 log = logging.getLogger(__name__)
 
 
-def open_peers(config: EngineConfig, memory: KVMemory | None, rows: int) -> Peers | None:
-    """This engine's end of a pair; None where it computes prompts and outputs itself. `rows`: requests whose
+def open_peers(config: EngineConfig, memory: KVMemory | None, most: int) -> Peers | None:
+    """This engine's end of a pair; None where it computes prompts and outputs itself. `most`: requests whose
     KV moves at once, at most. Raises BadRequest and TransferError."""
     if config.disaggregation_mode == "null":
         return None
@@ -44,16 +43,13 @@ def open_peers(config: EngineConfig, memory: KVMemory | None, rows: int) -> Peer
         heartbeat=config.disaggregation_heartbeat_s,
         faults=Faults.of_environment(),
     ).verify()
-    buffers = MetadataBuffers(rows)
-    transfers = KV_TRANSFERS.load(config.disaggregation_transfer_backend)(memory, buffers, options)
+    transfers = KV_TRANSFERS.load(config.disaggregation_transfer_backend)(memory, options)
     server: BootstrapServer | None = None
-    bootstrap = None
     try:
         if config.disaggregation_mode == "prefill":
             server = BootstrapServer(config.disaggregation_host, config.disaggregation_bootstrap_port, key)
-            bootstrap = server.address
-            transfers.listen(bootstrap)
-            log.info("bootstrap server on %s", bootstrap)
+            transfers.listen(server.address)
+            log.info("bootstrap server on %s", server.address)
     except BaseException:
         transfers.close()
         if server is not None:
@@ -61,12 +57,11 @@ def open_peers(config: EngineConfig, memory: KVMemory | None, rows: int) -> Peer
         raise
     return Peers(
         transfers,
-        FakeManager(memory, buffers),
-        MetadataAllocator(buffers),
+        FakeManager(memory),
+        most,
         memory,
         Hosts(config.disaggregation_allowed_hosts),
-        bootstrap,
-        None if server is None else server.close,
+        server,
     )
 
 

@@ -1,20 +1,18 @@
 """The decode side of split prefill and decode, as a stage of the scheduler: a request gets slots for its
-prompt (DecodePreallocQueue), the prefill side fills them (DecodeTransferQueue), and it is admitted with its
-KV and its first token. Retracted requests keep their KV in host memory.
+prompt, the prefill side fills them, and it is admitted with its KV and its first token.
+Retracted requests keep their KV in host memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.cache.manager import CacheManager
 from runtime.disagg.peers import Peers, ended_by, failure_of, runs_of
 from runtime.disagg.transfer.kv_manager import KVPoll, KVReceiver
-from runtime.disagg.transfer.memory import KVMemory
 from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
@@ -26,189 +24,31 @@ from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 
 @dataclass(slots=True, eq=False)
 class DecodeTransfer:
-    """A request and its receiver. length: of the prompt; index: its metadata row, -1 before it has slots;
-    metadata: came with the KV, None before; carries: whether KV really comes; behind: the transfer whose KV
-    it waits for."""
+    """A request and its receiver. length: of the prompt; carries: whether KV really comes; behind: the
+    transfer whose KV it waits for."""
 
     request: Request
     receiver: KVReceiver
     carries: bool
     length: int
-    index: int = -1
-    metadata: Metadata | None = None
     behind: DecodeTransfer | None = None
     since: float = field(default_factory=time.monotonic)
 
 
-class DecodePreallocQueue(dict[int, DecodeTransfer]):
-    """Requests without slots by seq, in order of arrival. `reserved`: slots that each admitted request keeps
-    for its output."""
-
-    def __init__(self, manager: CacheManager, peers: Peers, reserved: int) -> None:
-        super().__init__()
-        self._manager, self._peers, self._reserved = manager, peers, reserved
-
-    def pop_preallocated(
-        self, held: list[DecodeTransfer], active: Sequence[Request], *, closed: bool
-    ) -> tuple[list[DecodeTransfer], list[Settled]]:
-        """Those that have slots now, taken out; and those that failed, which stay until removed. `held`:
-        transfers with slots whose request does not run; those returned are appended. `active`: requests that
-        were admitted. `closed`: none gets slots now."""
-        ready: list[DecodeTransfer] = []
-        failed: list[Settled] = []
-        for seq, transfer in list(self.items()):
-            poll = transfer.receiver.poll()
-            if poll is KVPoll.Failed:
-                failed.append((transfer.request, failure_of(transfer.receiver)))
-            elif poll is KVPoll.WaitingForInput and not closed:
-                if self._has_sibling(transfer, held):
-                    continue
-                if self._preallocate(transfer, held, active):
-                    ready.append(self.pop(seq))
-                    held.append(transfer)
-                else:
-                    closed = True  # no later one is tried, or a long prompt would never get its slots
-        return ready, failed
-
-    def _has_sibling(self, transfer: DecodeTransfer, held: Sequence[DecodeTransfer]) -> bool:
-        """Whether KV that it needs is coming for another request: then it waits, and gets it from the
-        cache."""
-        request, cache = transfer.request, self._manager.cache
-        others = [one for one in held if one.metadata is None and one.carries]
-        if not others or not transfer.carries or not self._manager.shares:
-            return False
-        if any(one is transfer.behind for one in others):
-            return True
-        key = request.source.extra_key
-        have = cache.probe(request.tokens[: transfer.length - 1], key)
-        need = have + max(SHARED, self._manager.page_size)
-        if need >= transfer.length:
-            return False
-        head = request.tokens[:need]
-        for one in others:
-            other = one.request
-            if one.length >= need and other.source.extra_key == key and other.tokens[:need] == head:
-                transfer.behind = one
-                return True
-        return False
-
-    def _preallocate(
-        self, transfer: DecodeTransfer, held: Sequence[DecodeTransfer], active: Sequence[Request]
-    ) -> bool:
-        """Get slots for its prompt and its first token, and a metadata row. False, and nothing: not now."""
-        manager, request = self._manager, transfer.request
-        prompt = request.tokens[: transfer.length]
-        lease = manager.open(prompt[:-1], request.source.extra_key, request.source.priority)
-        need = transfer.length + 1 - lease.covered
-        index = None
-        if self._fits(transfer, need, held, active) and manager.grow(lease, need):
-            index = self._peers.rows.alloc()
-        if index is None:
-            manager.close(lease, (), 0)
-            return False
-        if not transfer.carries:
-            lease.key = f"\0fake {request.seq}"  # what is in its slots must not be shared
-        transfer.index = index
-        request.lease = lease
-        manager.transfers.append(lease)
-        transfer.receiver.init(lease.take(need - 1), lease.covered, index)
-        return True
-
-    def _fits(
-        self, transfer: DecodeTransfer, need: int, held: Sequence[DecodeTransfer], active: Sequence[Request]
-    ) -> bool:
-        """Whether the requests before it keep what they need: each its reserve, and each by itself all that
-        it may need, if all others that run are retracted."""
-        requests = [*active, *[one.request for one in held]]
-        if not requests:
-            return True
-        reserve = sum(min(self._reserved, request.to_come) for request in requests)
-        if self._manager.available - self._manager.allocator.ceil(need) < reserve:
-            return False
-        ceil = self._manager.allocator.ceil
-        pinned = sum(ceil(one.length + 1) for one in (*held, transfer))
-        most = max(ceil(request.most) for request in (*requests, transfer.request))
-        return pinned + most <= self._manager.slots
-
-
-class DecodeTransferQueue(dict[int, DecodeTransfer]):
-    """Requests by seq whose slots are being filled."""
-
-    def __init__(self, peers: Peers) -> None:
-        super().__init__()
-        self._peers = peers
-
-    def pop_transferred(self) -> tuple[list[DecodeTransfer], list[Settled]]:
-        """Those whose KV and metadata have arrived, taken out; and those that failed, which stay until
-        removed."""
-        ready: list[DecodeTransfer] = []
-        failed: list[Settled] = []
-        for seq, transfer in list(self.items()):
-            receiver = transfer.receiver
-            match receiver.poll():
-                case KVPoll.Failed:
-                    failed.append((transfer.request, failure_of(receiver)))
-                case KVPoll.Success:
-                    try:
-                        transfer.metadata = self._peers.rows.buffers.read(
-                            transfer.index, receiver.bootstrap_id
-                        )
-                    except RuntimeFault as fault:
-                        failed.append((transfer.request, fault))
-                        continue
-                    if transfer.metadata is not None:
-                        ready.append(self.pop(seq))
-        return ready, failed
-
-
-class HostCopies(dict[int, memoryview]):
-    """KV of retracted requests in host memory, by seq, so that it need not be computed again. A copy is
-    dropped with its request."""
-
-    def __init__(self, manager: CacheManager, memory: KVMemory) -> None:
-        super().__init__()
-        self._manager, self._memory = manager, memory
-        self._heads = memory.layout.span
-        self._token_bytes = memory.layout.token_bytes(memory.layout.heads)
-
-    def save(self, request: Request) -> bool:
-        """Copy what it has computed, before it loses its slots. Not while a step is under way."""
-        if request.lease is None or not request.computed:
-            return False
-        runs = runs_of(request.lease, self._manager.cache, 0, request.computed)
-        self[request.seq] = self._memory.read(runs, self._heads, "token")
-        return True
-
-    def restore(self, request: Request) -> bool:
-        """It has slots again: write the part of the copy that the cache lacks into them."""
-        copy = self.pop(request.seq, None)
-        lease = request.lease
-        if copy is None or lease is None:
-            return False
-        start = request.computed
-        end = min(copy.nbytes // self._token_bytes, request.matchable)
-        if end > start:
-            runs = lease.take(end - start)
-            size = self._token_bytes
-            self._memory.write(runs, self._heads, "token", copy[start * size : end * size])
-            lease.settle()
-            request.computed = end
-            self._manager.publish(lease, request.tokens, request.settled)
-        return True
-
-
 class DecodeStage(Stage):
-    """Requests without a bootstrap server are answered by this engine alone."""
+    """Requests without a bootstrap server are answered by this engine alone. `reserved`: slots that are kept
+    for the output of each admitted request."""
 
     def __init__(self, parts: SchedulerParts, *, peers: Peers, reserved: int) -> None:
         super().__init__(parts)
-        self._peers, self._figures = peers, peers.figures
-        self._prealloc = DecodePreallocQueue(self.manager, peers, reserved)
-        self._transfers = DecodeTransferQueue(peers)
+        self._peers, self._figures, self._reserved = peers, peers.figures, reserved
+        # By seq, in order of arrival:
+        self._prealloc: dict[int, DecodeTransfer] = {}  # without slots
+        self._transfers: dict[int, DecodeTransfer] = {}  # their slots are being filled
         self._arrived: dict[int, DecodeTransfer] = {}  # complete, not admitted yet
         self._active: dict[int, Request] = {}  # admitted: running or retracted
         self._first: list[tuple[Request, Sample | None]] = []
-        self._copies = HostCopies(self.manager, peers.memory)
+        self._copies: dict[int, memoryview] = {}  # KV of retracted requests in host memory, by seq
         self._farewells: list[tuple[KVReceiver, str]] = []  # of requests that ended before the two sides met
 
     @property
@@ -235,23 +75,28 @@ class DecodeStage(Stage):
         self._prealloc[request.seq] = DecodeTransfer(request, receiver, carries, request.prompt_len)
 
     def poll(self, now: float) -> Iterable[Settled]:
-        if self._farewells:
-            self._farewells = [one for one in self._farewells if not _aborted(*one)]
+        self._say_farewell()
         if not (self._prealloc or self._transfers):
             return ()
-        ready, settled = self._transfers.pop_transferred()
-        for transfer in ready:
+        settled: list[Settled] = []
+        for seq, transfer in list(self._transfers.items()):
             try:
-                self._commit(transfer)
+                if self._has_arrived(transfer):
+                    self._arrived[seq] = self._transfers.pop(seq)
+                    self._commit(transfer)
             except RuntimeFault as fault:
                 settled.append((transfer.request, fault))
-            self._arrived[transfer.request.seq] = transfer
-        held = [*self._transfers.values(), *self._arrived.values()]
-        # Retracted requests come first.
-        closed = bool(self._copies)
-        begun, failed = self._prealloc.pop_preallocated(held, list(self._active.values()), closed=closed)
-        self._transfers |= {transfer.request.seq: transfer for transfer in begun}
-        return settled + failed
+        closed = bool(self._copies)  # retracted requests come first
+        for seq, transfer in list(self._prealloc.items()):
+            poll = transfer.receiver.poll()
+            if poll is KVPoll.Failed:
+                settled.append((transfer.request, failure_of(transfer.receiver)))
+            elif poll is KVPoll.WaitingForInput and not closed and not self._has_sibling(transfer):
+                if self._preallocate(transfer):
+                    self._transfers[seq] = self._prealloc.pop(seq)
+                else:
+                    closed = True  # no later one is tried, or a long prompt would never get its slots
+        return settled
 
     def before_first_decode(self, request: Request) -> bool:
         return request.seq not in self._prealloc and request.seq not in self._transfers
@@ -260,12 +105,15 @@ class DecodeStage(Stage):
         self._active[request.seq] = request
         transfer = self._arrived.pop(request.seq, None)
         if transfer is not None:
-            metadata = transfer.metadata
+            metadata = transfer.receiver.metadata
             assert metadata is not None
             request.cached = min(metadata.cached_tokens, request.prompt_len)
             sample = _first_sample(request, metadata)
             if sample is None and request.ending is None and request.computed == len(request.tokens):
-                self._recompute_last(request)
+                # The first token that came cannot be used; its logits are needed again.
+                lease, last = request.lease, len(request.tokens) - 1
+                assert lease is not None
+                request.computed = self.manager.cut(lease, request.tokens, request.computed, last)
             self._first.append((request, sample))
         super().admitted(request, now)
 
@@ -276,10 +124,27 @@ class DecodeStage(Stage):
         return first
 
     def offload(self, request: Request) -> None:
-        self._figures.offloaded += self._copies.save(request)
+        if request.lease is not None and request.computed:
+            memory = self._peers.memory
+            runs = runs_of(request.lease, self.manager.cache, 0, request.computed)
+            self._copies[request.seq] = memory.read(runs, memory.layout.span, "token")
+            self._figures.offloaded += 1
 
     def restore(self, request: Request) -> None:
-        self._figures.restored += self._copies.restore(request)
+        """Write the part of the copy that the cache lacks into its new slots."""
+        copy, lease = self._copies.pop(request.seq, None), request.lease
+        if copy is None or lease is None:
+            return
+        memory, start = self._peers.memory, request.computed
+        size = memory.layout.token_bytes(memory.layout.heads)
+        end = min(copy.nbytes // size, request.matchable)
+        if end > start:
+            runs = lease.take(end - start)
+            memory.write(runs, memory.layout.span, "token", copy[start * size : end * size])
+            lease.settle()
+            request.computed = end
+            self.manager.publish(lease, request.tokens, request.settled)
+        self._figures.restored += 1
 
     def closing(self, request: Request, reason: FinishReason) -> None:
         seq = request.seq
@@ -293,8 +158,7 @@ class DecodeStage(Stage):
         if reason.type == "abort":
             self._figures.failed += 1
         self._farewells.append((transfer.receiver, ended_by("decode", reason)))
-        self._farewells = [one for one in self._farewells if not _aborted(*one)]
-        self._free_row(transfer)
+        self._say_farewell()
 
     def void(self) -> Iterable[Settled]:
         lost: list[Settled] = []
@@ -312,14 +176,74 @@ class DecodeStage(Stage):
             "num_decode_prealloc_queue_reqs": len(self._prealloc),
             "num_decode_transfer_queue_reqs": len(self._transfers),
             "num_host_copies": len(self._copies),
-            **self._peers.state(),
+            **self._peers.state(len(self._transfers)),
         }
+
+    def _has_sibling(self, transfer: DecodeTransfer) -> bool:
+        """Whether another transfer brings KV that it needs: then it waits, and gets it from the cache."""
+        request, manager = transfer.request, self.manager
+        others = [one for one in self._transfers.values() if one.carries]
+        if not others or not transfer.carries or not manager.shares:
+            return False
+        if any(one is transfer.behind for one in others):
+            return True
+        key = request.source.extra_key
+        have = manager.cache.probe(request.tokens[: transfer.length - 1], key)
+        need = have + max(SHARED, manager.page_size)
+        if need >= transfer.length:
+            return False
+        head = request.tokens[:need]
+        for one in others:
+            other = one.request
+            if one.length >= need and other.source.extra_key == key and other.tokens[:need] == head:
+                transfer.behind = one
+                return True
+        return False
+
+    def _preallocate(self, transfer: DecodeTransfer) -> bool:
+        """Get slots for its prompt and its first token. False, and nothing: not now."""
+        manager, request = self.manager, transfer.request
+        if len(self._transfers) >= self._peers.most:
+            return False
+        prompt = request.tokens[: transfer.length]
+        lease = manager.open(prompt[:-1], request.source.extra_key, request.source.priority)
+        need = transfer.length + 1 - lease.covered
+        if not self._fits(transfer, need) or not manager.grow(lease, need):
+            manager.close(lease, (), 0)
+            return False
+        if not transfer.carries:
+            lease.key = f"\0fake {request.seq}"  # what is in its slots must not be shared
+        request.lease = lease
+        manager.transfers.append(lease)
+        transfer.receiver.init(lease.take(need - 1), lease.covered)
+        return True
+
+    def _fits(self, transfer: DecodeTransfer, need: int) -> bool:
+        """Whether the requests before it keep what they need: each its reserve, and each by itself all that
+        it may need, if all others that run are retracted."""
+        held = [*self._transfers.values(), *self._arrived.values()]
+        requests = [*self._active.values(), *[one.request for one in held]]
+        if not requests:
+            return True
+        manager, ceil = self.manager, self.manager.allocator.ceil
+        reserve = sum(min(self._reserved, request.to_come) for request in requests)
+        if manager.available - ceil(need) < reserve:
+            return False
+        pinned = sum(ceil(one.length + 1) for one in (*held, transfer))
+        most = max(ceil(request.most) for request in (*requests, transfer.request))
+        return pinned + most <= manager.slots
+
+    def _has_arrived(self, transfer: DecodeTransfer) -> bool:
+        """Raises the error of a transfer that failed."""
+        poll = transfer.receiver.poll()
+        if poll is KVPoll.Failed:
+            raise failure_of(transfer.receiver)
+        return poll is KVPoll.Success
 
     def _commit(self, transfer: DecodeTransfer) -> None:
         """The prompt's KV is in the request's slots. Without a first token the last token of the prompt is
         computed again here, for its logits."""
-        request, metadata = transfer.request, transfer.metadata
-        self._free_row(transfer)
+        request, metadata = transfer.request, transfer.receiver.metadata
         lease = request.lease
         assert lease is not None
         assert metadata is not None
@@ -332,24 +256,15 @@ class DecodeStage(Stage):
         self.manager.publish(lease, request.tokens, request.computed - request.returns_logprobs)
         self._figures.moved(transfer.length, time.monotonic() - transfer.since)
 
-    def _recompute_last(self, request: Request) -> None:
-        """The first token that came cannot be used; its logits are needed again."""
-        lease = request.lease
-        assert lease is not None
-        request.computed = self.manager.cut(lease, request.tokens, request.computed, len(request.tokens) - 1)
-
-    def _free_row(self, transfer: DecodeTransfer) -> None:
-        if transfer.index >= 0:
-            self._peers.rows.release(transfer.index)
-            transfer.index = -1
-
-
-def _aborted(receiver: KVReceiver, why: str) -> bool:
-    """Abort it, if the other side can be notified; returns whether it has ended."""
-    if receiver.poll() is KVPoll.Bootstrapping:
-        return False
-    receiver.abort(why)
-    return True
+    def _say_farewell(self) -> None:
+        """Abort the transfers of requests that have ended, once the other side can be notified."""
+        waiting: list[tuple[KVReceiver, str]] = []
+        for receiver, why in self._farewells:
+            if receiver.poll() is KVPoll.Bootstrapping:
+                waiting.append((receiver, why))
+            else:
+                receiver.abort(why)
+        self._farewells = waiting
 
 
 def _first_sample(request: Request, metadata: Metadata) -> Sample | None:

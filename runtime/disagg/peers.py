@@ -1,4 +1,4 @@
-"""Peers: this engine's end of a pair: its transfers, its metadata rows, its pool's bytes, and the allowed
+"""Peers: this engine's end of a pair: its transfers, its pool's bytes, and the allowed
 hosts."""
 
 from __future__ import annotations
@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.cache.manager import Lease
-from runtime.cache.prefix_cache import PrefixCache
+from runtime.cache.radix import RadixCache
+from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.kv_manager import (
     FAKE_BOOTSTRAP_HOST,
     KVManager,
@@ -20,7 +21,6 @@ from runtime.disagg.transfer.kv_manager import (
     TransferEnd,
 )
 from runtime.disagg.transfer.memory import KVMemory, cut
-from runtime.disagg.transfer.metadata import MetadataAllocator
 from runtime.plan import Run
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import Bootstrap, FinishReason
@@ -93,24 +93,18 @@ def is_local(host: str) -> bool:
     return False
 
 
+@dataclass(slots=True, eq=False)
 class Peers:
-    """transfers: the real ones; fake: for requests without another side. rows: metadata rows of this side.
-    memory: the pool. bootstrap: the address of this engine's bootstrap server, which `close` ends; None on
-    the decode side."""
+    """transfers: the real ones; fake: for requests without another side. most: requests whose KV
+    moves at once. memory: the pool. server: this engine's bootstrap server; None on the decode side."""
 
-    def __init__(
-        self,
-        transfers: KVManager,
-        fake: KVManager,
-        rows: MetadataAllocator,
-        memory: KVMemory,
-        hosts: Hosts,
-        bootstrap: str | None = None,
-        close: Callable[[], None] | None = None,
-    ) -> None:
-        self.transfers, self.fake, self.rows, self.memory = transfers, fake, rows, memory
-        self.hosts, self.bootstrap, self._close = hosts, bootstrap, close
-        self.figures = Figures()
+    transfers: KVManager
+    fake: KVManager
+    most: int
+    memory: KVMemory
+    hosts: Hosts
+    server: BootstrapServer | None = None
+    figures: Figures = field(default_factory=Figures)
 
     def manager(self, bootstrap: Bootstrap) -> KVManager:
         return self.fake if bare(bootstrap.host) == FAKE_BOOTSTRAP_HOST else self.transfers
@@ -130,19 +124,20 @@ class Peers:
 
     def close(self) -> None:
         self.transfers.close()
-        if self._close is not None:
-            self._close()
+        if self.server is not None:
+            self.server.close()
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self, transfers: int) -> Mapping[str, Any]:
+        """`transfers`: those under way."""
         return {
-            "bootstrap": self.bootstrap,
-            "num_free_metadata_rows": self.rows.free,
+            "bootstrap": None if self.server is None else self.server.address,
+            "num_free_metadata_rows": self.most - transfers,
             **self.figures.state(),
             "kv_transfer": self.transfers.state(),
         }
 
 
-def runs_of(lease: Lease, cache: PrefixCache, start: int, end: int) -> list[Run]:
+def runs_of(lease: Lease, cache: RadixCache, start: int, end: int) -> list[Run]:
     """The slots of the tokens start .. end-1 of a sequence, all of which have KV."""
     runs = [run for node in lease.path(cache) for run in node.runs]
     return cut([*runs, *lease.written()], start, end - start)

@@ -1,5 +1,5 @@
 """The prefill side of split prefill and decode, as a stage of the scheduler: a request waits until the decode
-side has slots for it (PrefillBootstrapQueue), its prompt is computed like any other and sent chunk by chunk
+side has slots for it, its prompt is computed like any other and sent chunk by chunk
 while the next chunk is computed, and it ends, with its first token, once the decode side has all of it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.disagg.peers import Peers, ended_by, failure_of, runs_of
 from runtime.disagg.transfer.kv_manager import KVPoll, KVSender
-from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Sample
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput
@@ -25,42 +25,15 @@ from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 @dataclass(slots=True, eq=False)
 class PrefillTransfer:
     """A request and its sender. length: of the prompt; sent: tokens of it that the decode side has, or is
-    being sent; row: its metadata row, -1 before it is bootstrapped; complete: everything was sent."""
+    being sent; complete: everything was sent."""
 
     request: Request
     sender: KVSender
     length: int
     sent: int = 0
-    row: int = -1
     complete: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata(()))
     since: float = field(default_factory=time.monotonic)
-
-
-class PrefillBootstrapQueue(dict[int, PrefillTransfer]):
-    """Requests by seq whose decode side has no slots yet. `rows`: so many can be computed and sent at
-    once."""
-
-    def __init__(self, rows: MetadataAllocator) -> None:
-        super().__init__()
-        self._rows = rows
-
-    def pop_bootstrapped(self) -> tuple[list[PrefillTransfer], list[Settled]]:
-        """Those that can be computed now, taken out; and those that failed, which stay until removed."""
-        ready: list[PrefillTransfer] = []
-        failed: list[Settled] = []
-        for seq, transfer in list(self.items()):
-            match transfer.sender.poll():
-                case KVPoll.Failed:
-                    failed.append((transfer.request, failure_of(transfer.sender)))
-                case KVPoll.WaitingForInput:
-                    row = self._rows.alloc()
-                    if row is None:
-                        continue  # the others are polled all the same: they have deadlines
-                    transfer.row, transfer.sent = row, transfer.sender.start
-                    transfer.sender.init(transfer.length - transfer.sent)
-                    ready.append(self.pop(seq))
-        return ready, failed
 
 
 class PrefillStage(Stage):
@@ -69,7 +42,7 @@ class PrefillStage(Stage):
     def __init__(self, parts: SchedulerParts, *, peers: Peers) -> None:
         super().__init__(parts)
         self._peers, self._figures = peers, peers.figures
-        self._queue = PrefillBootstrapQueue(peers.rows)
+        self._queue: dict[int, PrefillTransfer] = {}  # the decode side has no slots yet
         self._transfers: dict[int, PrefillTransfer] = {}  # bootstrapped
 
     @property
@@ -90,17 +63,20 @@ class PrefillStage(Stage):
             )
 
     def poll(self, now: float) -> Iterable[Settled]:
-        if not self._queue and not self._transfers:
-            return ()
-        ready, settled = self._queue.pop_bootstrapped()
-        for transfer in self._transfers.values():
+        settled: list[Settled] = []
+        for seq, transfer in [*self._transfers.items(), *self._queue.items()]:
             poll = transfer.sender.poll()
             if poll is KVPoll.Failed:
                 settled.append((transfer.request, failure_of(transfer.sender)))
             elif poll is KVPoll.Success and transfer.complete:
                 settled.append((transfer.request, None))
                 self._figures.moved(transfer.length, time.monotonic() - transfer.since)
-        self._transfers |= {transfer.request.seq: transfer for transfer in ready}
+            elif poll is KVPoll.WaitingForInput and seq in self._queue:
+                if len(self._transfers) >= self._peers.most:
+                    continue  # the others are polled all the same: they have deadlines
+                transfer.sent = transfer.sender.start
+                transfer.sender.init(transfer.length - transfer.sent)
+                self._transfers[seq] = self._queue.pop(seq)
         return settled
 
     def before_first_decode(self, request: Request) -> bool:
@@ -144,8 +120,6 @@ class PrefillStage(Stage):
         if reason.type == "abort":
             self._figures.failed += 1
         transfer.sender.abort(ended_by("prefill", reason))  # no effect if it succeeded
-        if transfer.row >= 0:
-            self._peers.rows.release(transfer.row)
 
     def void(self) -> Iterable[Settled]:
         lost = []
@@ -160,7 +134,7 @@ class PrefillStage(Stage):
         return {
             "num_prefill_bootstrap_queue_reqs": len(self._queue),
             "num_prefill_inflight_queue_reqs": inflight,
-            **self._peers.state(),
+            **self._peers.state(len(self._transfers)),
         }
 
     def _send_kv_chunk(self, transfer: PrefillTransfer, *, last: bool = False) -> None:

@@ -11,7 +11,7 @@ from enum import Enum
 
 import msgspec
 
-from runtime.cache.manager import CacheManager, Lease
+from runtime.cache.manager import CacheManager
 from runtime.cache.node import Match
 from runtime.config.scheduler import SchedulerConfig
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull, RuntimeFault
@@ -108,8 +108,13 @@ def verify(req: TokenizedGenerateReqInput, config: SchedulerConfig, slots: int, 
     if not req.input_ids:
         raise BadRequest("the prompt has no tokens", where="input_ids")
     req.sampling_params.verify()
-    if not (min(req.input_ids) >= 0 and max(req.input_ids) < vocab_size):
-        raise BadRequest(f"ids must be in [0, {vocab_size})", where="input_ids")
+    for field, ids in (
+        ("input_ids", req.input_ids),
+        ("sampling_params.logit_bias", req.sampling_params.logit_bias),
+        ("token_ids_logprob", req.token_ids_logprob),
+    ):
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            raise BadRequest(f"ids must be in [0, {vocab_size})", where=field)
     prompt, new = len(req.input_ids), req.sampling_params.max_new_tokens
     if not -1 <= req.logprob_start_len <= prompt:
         raise BadRequest(
@@ -118,12 +123,8 @@ def verify(req: TokenizedGenerateReqInput, config: SchedulerConfig, slots: int, 
         )
     if req.top_logprobs_num < 0:
         raise BadRequest(f"must be at least 0, got {req.top_logprobs_num}", where="top_logprobs_num")
-    if any(not 0 <= token < vocab_size for token in req.sampling_params.logit_bias):
-        raise BadRequest(f"ids must be in [0, {vocab_size})", where="sampling_params.logit_bias")
     if req.sampling_params.stop_regex:
         search_of(req.sampling_params.stop_regex)
-    if any(not 0 <= token < vocab_size for token in req.token_ids_logprob or ()):
-        raise BadRequest(f"ids must be in [0, {vocab_size})", where="token_ids_logprob")
     for limit, what in ((config.context_length, "the context length"), (slots, "the KV pool")):
         if limit is not None and prompt + new > limit:
             raise PromptTooLong(
@@ -164,8 +165,7 @@ class NewTokenRatio:
 
 
 def reclaim(manager: CacheManager, running: Iterable[Request]) -> int:
-    """Take the slots reserved ahead back from `running`; returns how many that were. It costs only
-    contiguity."""
+    """Take the slots reserved ahead back from `running`; returns how many that were."""
     return sum(manager.trim(request.lease, request.until) for request in running if request.lease)
 
 
@@ -234,8 +234,10 @@ class PrefillAdder:
         """Try to start `request`. ADMITTED: it holds a lease with slots for all its tokens; the caller
         appends it to the running requests, which the adder keeps reading. spare: slots that must be left."""
         manager = self._manager
-        if request.lease is not None:
-            return self._add_transferred(request, request.lease)
+        if request.lease is not None:  # its prompt's KV came from another engine, into slots that it has
+            manager.transfers.remove(request.lease)
+            self._count_in(request)
+            return Verdict.ADMITTED
         limit = request.matchable
         request.lease = lease = manager.open(
             request.tokens[:limit], request.source.extra_key, request.source.priority
@@ -250,22 +252,16 @@ class PrefillAdder:
             return Verdict.FULL
         manager.cache.reuse(lease.match, request.source.priority)
         request.computed = lease.covered
-        request.publish_to = request.until
+        self._count_in(request)
         self.prompts -= extend
-        self._expected += self._needs(request)
-        self._exact = self._exact or request.params.ignore_eos
-        self._courses = None
         self._note(request)
         return Verdict.ADMITTED
 
-    def _add_transferred(self, request: Request, lease: Lease) -> Verdict:
-        """Its prompt's KV came from another engine, into slots that it has already."""
-        self._manager.transfers.remove(lease)
+    def _count_in(self, request: Request) -> None:
         request.publish_to = request.until
         self._expected += self._needs(request)
         self._exact = self._exact or request.params.ignore_eos
         self._courses = None
-        return Verdict.ADMITTED
 
     def victims(self, request: Request, candidates: Sequence[Request]) -> list[Request]:
         """The fewest of the running `candidates`, from the first on, that must be preempted for `request` to
@@ -296,7 +292,7 @@ class PrefillAdder:
         stay = [one for one in self._running if one.seq not in preempted]
         expected, prompts = self._expected, self.prompts
         for one in victims:
-            expected -= one.to_come if one.params.ignore_eos else min(one.to_come, CLIP) * self._ratio
+            expected -= self._needs(one) * (1.0 if one.params.ignore_eos else self._ratio)
             prompts += max(0, one.until - one.computed) if one.computed < one.publish_to else 0
         slots = self._manager.available + self._reserved(stay) + self._manager.gain(leases) - expected
         return extend <= prompts and slots >= need
@@ -314,8 +310,7 @@ class PrefillAdder:
         return (self._exact or request.params.ignore_eos) and self._lasts(request, extend + spare)
 
     def _lasts(self, request: Request, extend: int) -> bool:
-        """Whether the slots last at every end of a request from now on, `request` running too. Counts every
-        sequence's last page as full."""
+        """Whether the slots last at every end of a request from now on. Counts last pages as full."""
         manager = self._manager
         if self._courses is None:
             self._courses = [self._course(one, self._ratio) for one in self._running]
@@ -331,7 +326,7 @@ class PrefillAdder:
     def _course(self, request: Request, ratio: float) -> tuple[float, int]:
         lease = request.lease
         assert lease is not None
-        left = self._needs(request) if request.params.ignore_eos else self._needs(request) * ratio
+        left = self._needs(request) * (1.0 if request.params.ignore_eos else ratio)
         private = self._manager.allocator.ceil(max(0, request.until - lease.covered))
         return left, private + self._manager.cache.held_by([lease.match])
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.cache.manager import CacheManager, Lease
 from runtime.cache.node import Node
@@ -26,25 +27,16 @@ HEALS = 1 << 62
 """Added to the step of draws that choose the end of a prompt: they differ from those of the output."""
 
 
-class Flight:
+class Flight(NamedTuple):
     """A plan that is launched and not committed: its rows, and the request of each. present: how many
     requests ran, in it or not."""
 
-    __slots__ = ("_seqs", "present", "requests", "rows")
-
-    def __init__(self, requests: list[Request], rows: tuple[Row, ...], present: int = 0) -> None:
-        self.requests, self.rows, self.present = requests, rows, present
-        self._seqs: set[int] | None = None
-
-    @property
-    def seqs(self) -> set[int]:
-        """Handles of its sequences."""
-        if self._seqs is None:
-            self._seqs = {request.seq for request in self.requests}
-        return self._seqs
+    requests: list[Request]
+    rows: tuple[Row, ...]
+    present: int
 
 
-NO_FLIGHT = Flight([], ())
+NO_FLIGHT = Flight([], (), 0)
 
 
 class Batcher:
@@ -239,8 +231,7 @@ class Commit:
 
 
 def _matches(request: Request, position: int, draft: int) -> bool:
-    """Whether the last sample appended exactly `draft`, at `position`, and the next token is not
-    determined."""
+    """Whether the last sample appended exactly `draft`, and the next token is not determined."""
     guide = request.guide
     return (
         request.ending is None

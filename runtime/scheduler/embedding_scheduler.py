@@ -94,7 +94,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
     @property
     def running(self) -> int:
         """Requests that a step could compute now."""
-        return 0 if self._paused else len(self._live)
+        return 0 if self.paused else len(self._live)
 
     # -- the step --------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
         that fit the budget of tokens, so that there is little padding."""
         for late, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(late, fault)
-        if self._paused is not None or not self._live:
+        if self.paused is not None or not self._live:
             return []
         order, by_priority = list(self._live.values()), self.config.policy == "priority"
         if by_priority:
@@ -191,8 +191,8 @@ class EmbeddingScheduler(SchedulerBase[TextRequest]):
             "running": 0,
             "num_running_reqs": 0,
             "num_queue_reqs": waiting,
-            "num_paused_reqs": waiting if self._paused else 0,
-            "paused": self._paused,
+            "num_paused_reqs": waiting if self.paused else 0,
+            "paused": self.paused,
             "policy": self.config.policy,
             **self._counters.state(),
         }

@@ -1,13 +1,8 @@
 """The loop: joins scheduler and runner, and keeps the errors of each from the other.
 
-Plain:       plan, launch, masks, finish, commit, and its outputs.
-Overlapped:  the same steps in another order. A tick first ends the step under way, then plans and launches
-             the next, and only then returns the outputs of the one that ended.
-
-So the CPU does this while the model computes: building and posting outputs, accepting requests (checks,
-sessions, prompts), deadlines, ready grammars, admission of requests that fit, masks. Between two passes
-remains what the next plan needs: the sampled tokens, stop conditions, advances of grammars, publishing
-prefixes, slots, and the plan. Each request gets exactly the same outputs as in the plain loop.
+Plain: plan, launch, masks, finish, commit, and its outputs. Overlapped, a tick first ends the step under way,
+then plans and launches the next, and only then returns the outputs of the one that ended: the CPU builds
+outputs, accepts and admits requests and fills masks while the model computes. Outputs are the same.
 """
 
 from __future__ import annotations
@@ -38,36 +33,30 @@ def step(scheduler: Scheduler, runner: Runner) -> list[TokenOutput]:
 
 class Loop:
     """Steps, plain or overlapped. One thread calls it; between two step()s it may call any method of the
-    scheduler except those of the step."""
+    scheduler except those of the step. in_flight: a pass runs now, so step() should be called again soon."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, *, overlap: bool) -> None:
         self._scheduler, self._runner, self._overlap = scheduler, runner, overlap
-        self._in_flight = False
+        self.in_flight = False
         scheduler.guided.overlapped = overlap
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a pass runs now: the caller should call step() again soon."""
-        return self._in_flight
-
     def step(self) -> list[TokenOutput]:
-        """One tick; returns its outputs. Overlapped, a pass may be running when it returns, and the first
-        tick has no outputs yet."""
+        """One tick; returns its outputs. Overlapped, a pass may be running when it returns."""
         if not self._overlap:
             return step(self._scheduler, self._runner)
-        if self._in_flight:
+        if self.in_flight:
             self._land()
         self._launch()
         if self._scheduler.guided.has_deferred:
-            self._scheduler.run_deferred(self._runner.done if self._in_flight else None)
-            if not self._in_flight:
+            self._scheduler.run_deferred(self._runner.done if self.in_flight else None)
+            if not self.in_flight:
                 self._launch()  # requests that waited for it can run
         return self._scheduler.drain()
 
     def stop(self, fault: RuntimeFault) -> list[TokenOutput]:
         """End: wait for the pass under way, drop its result, and fail every request with `fault`."""
-        if self._in_flight:
-            self._in_flight = False
+        if self.in_flight:
+            self.in_flight = False
             try:
                 self._runner.finish({})
             except Exception as error:  # noqa: BLE001 - its requests are answered below, as all others
@@ -83,12 +72,12 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - every request of the plan is answered with it
             self._scheduler.fail_step(error)
         else:
-            self._in_flight = True
+            self.in_flight = True
 
     def _land(self) -> None:
         masks = self._scheduler.masks(self._runner.done)
         self._scheduler.prepare()
-        self._in_flight = False
+        self.in_flight = False
         try:
             result = self._runner.finish(masks)
         except Exception as error:  # noqa: BLE001 - every request of the plan is answered with it

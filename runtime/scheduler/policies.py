@@ -8,45 +8,11 @@ that waited long enough comes first, whatever arrives later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
+from runtime.cache.radix import NoCache, RadixCache
 from runtime.protocol.registry import Registry
-
-
-class Candidate(Protocol):
-    """What a policy may know of a waiting request."""
-
-    @property
-    def arrival(self) -> int:
-        """Its number in the order of arrival."""
-        ...
-
-    @property
-    def waited(self) -> int:
-        """Scheduler ticks since it could have been admitted."""
-        ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens it may still generate."""
-        ...
-
-    @property
-    def matched(self) -> int:
-        """Tokens of its prompt that the cache holds now. Looked up when read, which costs something."""
-        ...
-
-    @property
-    def trail(self) -> tuple[int, ...]:
-        """Ids of the cache nodes that hold them, root first. Likewise."""
-        ...
-
-
-C = TypeVar("C", bound=Candidate)
-
+from runtime.scheduler.requests.request import Request
 
 Order: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 """Candidates in order of arrival -> the same candidates in the order in which they are tried."""
@@ -56,16 +22,74 @@ PRIORITY_MAX_WAIT = 1024  # the same with the policy "priority"
 WINDOW = 128  # requests that are looked up in the cache and compared, the oldest first
 
 
-def by_age(waiting: Sequence[C], limit: int = MAX_WAIT) -> tuple[list[C], list[C]]:
+REFRESH = 8  # for so many ticks a look-up in the cache is used again
+
+
+class Moment:
+    """When an order is made: the prefix cache and the scheduler's tick."""
+
+    cache: RadixCache = NoCache()
+    tick = 0
+
+
+class Candidate:
+    """A waiting request as policies see it. What it reports of the cache may be REFRESH ticks old: only an
+    order depends on it. arrival: its number in the order of arrival. new_tokens: that it may generate."""
+
+    __slots__ = (
+        "_looked", "_matched", "_now", "_trail", "arrival", "flow", "new_tokens", "priority", "request",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, now: Moment) -> None:
+        self.request = request
+        self.arrival = request.arrival
+        self.priority, self.flow = request.source.priority, request.source.flow
+        self.new_tokens = request.remaining
+        self._now = now
+        self._matched = 0
+        self._trail: tuple[int, ...] = ()
+        self._looked = -REFRESH
+
+    @property
+    def waited(self) -> int:
+        """Scheduler ticks since it could have been admitted."""
+        return self._now.tick - self.request.timing.queued_tick
+
+    @property
+    def cost(self) -> int:
+        """The prompt tokens to compute, by the last look-up in the cache."""
+        return max(1, len(self.request.tokens) - self._matched) if self.request.cached < 0 else 0
+
+    @property
+    def matched(self) -> int:
+        """Tokens of its prompt that the cache holds. Looked up when read, which costs something."""
+        self._look()
+        return self._matched
+
+    @property
+    def trail(self) -> tuple[int, ...]:
+        """Ids of the cache nodes that hold them, root first. Likewise."""
+        self._look()
+        return self._trail
+
+    def _look(self) -> None:
+        now, request = self._now, self.request
+        if now.tick - self._looked >= REFRESH:
+            self._looked = now.tick
+            prefix = request.tokens[: request.matchable]
+            self._trail, self._matched = now.cache.trail(prefix, request.source.extra_key)
+
+
+def by_age(waiting: Sequence[Candidate], limit: int = MAX_WAIT) -> tuple[list[Candidate], list[Candidate]]:
     """What keeps policies fair: those that waited `limit` ticks, and the others; each in order of arrival."""
-    aged: list[C] = []
-    others: list[C] = []
+    aged: list[Candidate] = []
+    others: list[Candidate] = []
     for candidate in waiting:
         (aged if candidate.waited >= limit else others).append(candidate)
     return aged, others
 
 
-def dfs_weight(waiting: Sequence[C]) -> list[C]:
+def dfs_weight(waiting: Sequence[Candidate]) -> list[Candidate]:
     """Depth first through the prefix tree, the branch with most waiting requests first: requests that share a
     prefix go one after another, so that each branch is read while it is cached (the offline order of Zheng et
     al., "SGLang", section 3). Looks up the WINDOW oldest only, as lpm does."""
@@ -75,7 +99,7 @@ def dfs_weight(waiting: Sequence[C]) -> list[C]:
         for node in candidate.trail:
             weight[node] = weight.get(node, 0) + 1
 
-    def sort_key(candidate: C) -> tuple[tuple[tuple[int, int], ...], int]:
+    def sort_key(candidate: Candidate) -> tuple[tuple[tuple[int, int], ...], int]:
         # A path sorts like the walk: heavier branches first, ties by node; a node's own requests come after
         # those below it, hence the end mark, which no weight reaches.
         path = tuple((-weight[node], node) for node in candidate.trail)
@@ -85,19 +109,19 @@ def dfs_weight(waiting: Sequence[C]) -> list[C]:
     return [*aged, *others, *waiting[WINDOW:]]
 
 
-def fcfs(waiting: Sequence[C]) -> list[C]:
+def fcfs(waiting: Sequence[Candidate]) -> list[Candidate]:
     """First come, first served."""
     return sorted(waiting, key=lambda candidate: candidate.arrival)
 
 
-def lof(waiting: Sequence[C]) -> list[C]:
+def lof(waiting: Sequence[Candidate]) -> list[Candidate]:
     """Longest output first: what takes longest starts first, so that a batch ends sooner."""
     aged, others = by_age(waiting)
     others.sort(key=lambda candidate: (-candidate.new_tokens, candidate.arrival))
     return aged + others
 
 
-def lpm(waiting: Sequence[C]) -> list[C]:
+def lpm(waiting: Sequence[Candidate]) -> list[Candidate]:
     """Longest prefix match first: what the cache holds is used before it is evicted; near-optimal for shared
     prefixes (Zheng et al., "SGLang", theorem 3.1). Looking all of them up costs too much when very many wait:
     beyond the WINDOW oldest they go by arrival."""
@@ -106,7 +130,7 @@ def lpm(waiting: Sequence[C]) -> list[C]:
     return [*aged, *others, *waiting[WINDOW:]]
 
 
-def priority(waiting: Sequence[C]) -> list[C]:
+def priority(waiting: Sequence[Candidate]) -> list[Candidate]:
     """Highest priority first, then by arrival. With it a request of clearly higher priority may take the
     place of running ones (SchedulerConfig.preemption_threshold). One that waited PRIORITY_MAX_WAIT ticks goes
     first whatever its priority: priorities count for long, and still none starves."""
@@ -115,7 +139,7 @@ def priority(waiting: Sequence[C]) -> list[C]:
     return aged + others
 
 
-def shuffled(waiting: Sequence[C]) -> list[C]:
+def shuffled(waiting: Sequence[Candidate]) -> list[Candidate]:
     """A random order; always the same for the same arrivals, so that a run can be repeated."""
     aged, others = by_age(waiting)
     others.sort(key=lambda candidate: (_mixed(candidate.arrival), candidate.arrival))

@@ -3,30 +3,26 @@ plans.
 
 A flow is what one client asks for; None: requests without a label. Flows are compared by virtual token
 counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): the next request is of the
-flow that has been served least. The order within a flow is the schedule policy's. With one flow there is
-nothing to decide.
+flow that has been served least. The order within a flow is the schedule policy's.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from runtime.cache.prefix_cache import NoCache, PrefixCache
-from runtime.scheduler.policies import Order
+from runtime.cache.radix import RadixCache
+from runtime.scheduler.policies import Candidate, Moment, Order
 from runtime.scheduler.requests.request import Request
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """What a computed prompt token and an output token count."""
 MOST_IDLE = 1024
 """Counters of flows without a request that are kept."""
-REFRESH = 8
-"""For so many ticks a look-up in the cache is used again."""
 
 Flow = str | None
 W = TypeVar("W")
@@ -162,16 +158,14 @@ def _decrement(counter: Counter[Flow], flow: Flow) -> None:
 
 class WaitingQueue:
     """Requests ready to run, in order of arrival; retracted ones before all others, whatever the policy.
-    by_priority: the policy is one by priority, which comes before the flows' turns. cache, tick: of the last
-    order()."""
+    by_priority: the policy is one by priority, which comes before the flows' turns."""
 
     def __init__(self, order: Order, *, by_priority: bool = False) -> None:
         self._order, self._by_priority = order, by_priority
         self.flows = Flows()
-        self._queue: dict[int, _Candidate] = {}
+        self._queue: dict[int, Candidate] = {}
         self._front: dict[int, Request] = {}
-        self.cache: PrefixCache = NoCache()
-        self.tick = 0
+        self._now = Moment()
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._front)
@@ -182,7 +176,7 @@ class WaitingQueue:
         return len(self._front)
 
     def add(self, request: Request) -> None:
-        self._queue[request.seq] = _Candidate(request, self)
+        self._queue[request.seq] = Candidate(request, self._now)
         self.flows.came(request.source.flow)
 
     def put_back(self, request: Request) -> None:
@@ -199,9 +193,9 @@ class WaitingQueue:
         self.remove(request)
         self.flows.ended(request)
 
-    def order(self, cache: PrefixCache, tick: int) -> list[Request]:
+    def order(self, cache: RadixCache, tick: int) -> list[Request]:
         """The order in which to try them now."""
-        self.cache, self.tick = cache, tick
+        self._now.cache, self._now.tick = cache, tick
         waiting = list(self._queue.values())
         if len(waiting) > 1:
             waiting.sort(key=_ARRIVAL)
@@ -214,8 +208,7 @@ class WaitingQueue:
         return [one.request for one in self.flows.in_turn(waiting, by_priority=True)]
 
     def lowest(self) -> Request | None:
-        """The request that a full queue drops for one of higher priority: of the lowest priority, the last to
-        come, among those that never ran."""
+        """The request that a full queue drops for one of higher priority: the last of the lowest priority."""
         return _last([one for one in self._queue.values() if one.request.cached < 0])
 
     def crowding(self, flow: Flow) -> Request | None:
@@ -227,20 +220,20 @@ class WaitingQueue:
         return _last([one for one in self._queue.values() if one.flow == longest and one.request.cached < 0])
 
 
-def _last(fresh: list[_Candidate]) -> Request | None:
+def _last(fresh: list[Candidate]) -> Request | None:
     return min(fresh, key=lambda one: (one.priority, -one.arrival)).request if fresh else None
 
 
-def _groups_in_turn(ordered: list[_Candidate]) -> list[_Candidate]:
+def _groups_in_turn(ordered: list[Candidate]) -> list[Candidate]:
     """The same order, but the second of a group comes after the first ones of all others, and so on: one
     client's request for a thousand samples does not hold up later ones. Only among neighbours of one
     priority, so that an order by priority stays one."""
     if all(one.request.source.group is None for one in ordered):
         return ordered
-    result: list[_Candidate] = []
+    result: list[Candidate] = []
     for _, some in itertools.groupby(ordered, key=attrgetter("priority")):
         counts: Counter[str] = Counter()
-        ranked: list[tuple[int, _Candidate]] = []
+        ranked: list[tuple[int, Candidate]] = []
         for one in some:
             group = one.request.source.group
             ranked.append((0 if group is None else counts[group], one))
@@ -248,50 +241,3 @@ def _groups_in_turn(ordered: list[_Candidate]) -> list[_Candidate]:
                 counts[group] += 1
         result += [one for _, one in sorted(ranked, key=itemgetter(0))]
     return result
-
-
-class _Candidate:
-    """A waiting request as policies see it (policies.Candidate). What it reports of the cache may be REFRESH
-    ticks old: only an order depends on it."""
-
-    __slots__ = (
-        "_looked", "_matched", "_queue", "_trail", "_walked", "arrival", "flow", "new_tokens", "priority",
-        "request",
-    )  # fmt: skip
-
-    def __init__(self, request: Request, queue: WaitingQueue) -> None:
-        self.request = request
-        self.arrival = request.arrival
-        self.priority, self.flow = request.source.priority, request.source.flow
-        self.new_tokens = request.remaining
-        self._queue = queue
-        self._matched = 0
-        self._trail: tuple[int, ...] = ()
-        self._looked = self._walked = -REFRESH
-
-    @property
-    def waited(self) -> int:
-        return self._queue.tick - self.request.timing.queued_tick
-
-    @property
-    def cost(self) -> int:
-        """The prompt tokens to compute, by the last look-up in the cache."""
-        return max(1, len(self.request.tokens) - self._matched) if self.request.cached < 0 else 0
-
-    @property
-    def matched(self) -> int:
-        if self._queue.tick - self._looked >= REFRESH:
-            self._looked = self._queue.tick
-            self._matched = self._queue.cache.probe(*self._prefix())
-        return self._matched
-
-    @property
-    def trail(self) -> tuple[int, ...]:
-        if self._queue.tick - self._walked >= REFRESH:
-            self._walked = self._queue.tick
-            self._trail = self._queue.cache.trail(*self._prefix())
-        return self._trail
-
-    def _prefix(self) -> tuple[array[int], str | None]:
-        request = self.request
-        return request.tokens[: request.matchable], request.source.extra_key

@@ -31,27 +31,23 @@ class _Groups:
 
     def __init__(self, running: Sequence[Request], waiting: Sequence[Request], limit: int) -> None:
         self._most = limit - max(1, limit // OTHERS) if limit > 1 else limit
-        self._running: Counter[str] = Counter()
-        self._closed: set[str] = set()
+        self._running: Counter[str | None] = Counter()
         if any(one.source.group is not None for one in waiting):
-            self._running.update(one.source.group for one in running if one.source.group is not None)
+            self._running.update(one.source.group for one in running)
 
     def full(self, request: Request) -> bool:
         """No more of its group may run now."""
-        group = request.source.group
-        return group is not None and (group in self._closed or self._running[group] >= self._most)
+        return request.source.group is not None and self._running[request.source.group] >= self._most
 
     def runs(self, request: Request) -> bool:
         return request.source.group is not None and self._running[request.source.group] > 0
 
     def add(self, request: Request) -> None:
-        if request.source.group is not None:
-            self._running[request.source.group] += 1
+        self._running[request.source.group] += 1
 
     def close(self, request: Request) -> None:
         """No more of its group in this tick."""
-        assert request.source.group is not None
-        self._closed.add(request.source.group)
+        self._running[request.source.group] = self._most
 
 
 class RunningBatch:
@@ -139,8 +135,7 @@ class RunningBatch:
     # -- admission -------------------------------------------------------------------------------------------
 
     def admit(self, tick: int, *, preempt: bool) -> None:
-        """Admit the requests that may start now. `preempt`: others may be preempted for them; not while a
-        step is under way."""
+        """Admit the requests that may start now. `preempt`: others may be preempted; not during a step."""
         if not self._waiting:
             return
         free = self._config.max_running_requests - len(self.running)
@@ -253,8 +248,7 @@ class RunningBatch:
             self._waiting.put_back(request)
 
     def remove(self, request: Request, *, keep: bool) -> None:
-        """It has finished; nothing happens if it does not run. `keep`: its KV is right and may stay in the
-        cache."""
+        """It has finished, running or not. `keep`: its KV is right and may stay in the cache."""
         if request.lease is None:
             return
         if request.lease in self._manager.transfers:
@@ -292,8 +286,7 @@ class RunningBatch:
         self.unblock()
 
     def check(self, kept: Sequence[Lease]) -> None:
-        """Raise InternalFault, with the numbers, unless every slot is accounted for. `kept`: leases of
-        sequences that do not run."""
+        """Raise InternalFault unless every slot is accounted for. `kept`: leases of no running request."""
         leases = [request.lease for request in self.running if request.lease is not None]
         if len(leases) != len(self.running):
             raise InternalFault("a running request holds no lease", where="scheduler")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from runtime.cache.manager import CacheManager
@@ -36,7 +36,7 @@ from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.scheduler_base import Rate, SchedulerBase
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.speculation import Speculation
-from runtime.scheduler.stage import SchedulerParts, Stage
+from runtime.scheduler.stage import SchedulerParts, Settled, Stage
 
 MAX_FAULTS = 3  # plans in a row that may fail because of a wrong account of slots
 AUDIT_TICKS = 512  # how often the account of slots is checked while busy
@@ -145,8 +145,7 @@ class Scheduler(SchedulerBase[Request]):
         return self.manager.flush()
 
     def pause(self, mode: PauseMode) -> None:
-        """Return no plans until resume(). Requests that come meanwhile wait (their deadlines hold; time on
-        the clocks of queue_timeout_s and running_timeout_s stands still). Requests that are live:
+        """Return no plans until resume(). Requests that are live:
         "abort"     all are cancelled
         "in_place"  they keep their slots
         "retract"   running ones go back to the front of the queue, and the cache is flushed: they are
@@ -202,8 +201,8 @@ class Scheduler(SchedulerBase[Request]):
             "num_retracted_reqs": self._waiting.retracted,
             "num_sessions": len(self._sessions),
             "num_session_tokens": self._sessions.tokens,
-            "num_paused_reqs": len(self._live) if self._paused else 0,
-            "paused": self._paused,
+            "num_paused_reqs": len(self._live) if self.paused else 0,
+            "paused": self.paused,
             "policy": self.config.policy,
             "new_token_ratio": self._batch.ratio.value,
             "gen_throughput": self._rate.value if running else 0.0,
@@ -222,8 +221,7 @@ class Scheduler(SchedulerBase[Request]):
     # -- the step --------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if nothing can run now. A plan must be committed (or failed) before the
-        next."""
+        """The next step; None if nothing can run now. To be committed, or failed, before the next."""
         if self._under_way is not None:
             raise InternalFault("plan() before the last plan was committed", where="scheduler")
         self._tick += 1
@@ -233,7 +231,7 @@ class Scheduler(SchedulerBase[Request]):
         self._poll(begin=not (self.guided.overlapped and self._batch.running))
         if self._batch.damaged or not self._live or self._tick % AUDIT_TICKS == 0:
             self._audit()
-        if self._paused is not None:
+        if self.paused is not None:
             return None
         try:
             return self._decide()
@@ -281,14 +279,13 @@ class Scheduler(SchedulerBase[Request]):
         """Work for the next plan that can be done while a step is under way: deadlines, grammars, and
         admission of requests that fit already. Changes no result; plan() does the rest."""
         self._poll()
-        if self._paused is None and not self._batch.damaged:
+        if self.paused is None and not self._batch.damaged:
             self._admit(preempt=False)
 
     def run_deferred(self, pass_done: PassDone | None = None) -> None:
-        """The deferred work of constrained decoding, before the outputs are sent. `pass_done`: whether the
-        pass under way has ended."""
-        flight = self._under_way or NO_FLIGHT
-        for request, fault in self.guided.run_deferred(self._live, flight.seqs, pass_done):
+        """Deferred work of constrained decoding. `pass_done`: whether the pass under way has ended."""
+        under_way = {request.seq for request in (self._under_way or NO_FLIGHT).requests}
+        for request, fault in self.guided.run_deferred(self._live, under_way, pass_done):
             if fault is not None:
                 self._fail(request, fault, keep=request.intact)
             elif request.intact and request.ready:
@@ -402,8 +399,7 @@ class Scheduler(SchedulerBase[Request]):
         """Look at deadlines, other engines and (`begin`) grammars."""
         for request, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(request, fault)
-        for request, wrong in self._stage.poll(self._clock()):
-            self._settle_stage(request, wrong)
+        self._settle_stage(self._stage.poll(self._clock()))
         if begin and self.guided.compiling:
             self._poll_grammars()
 
@@ -424,10 +420,12 @@ class Scheduler(SchedulerBase[Request]):
             self._batch.retract_all()
             self.flush_cache()
 
-    def _settle_stage(self, request: Request, fault: RuntimeFault | None) -> None:
-        if fault is not None:
-            return self._fail(request, fault)
-        return self._finish(request)
+    def _settle_stage(self, settled: Iterable[Settled]) -> None:
+        for request, fault in settled:
+            if fault is None:
+                self._finish(request)
+            else:
+                self._fail(request, fault)
 
     # -- the account -----------------------------------------------------------------------------------------
 
@@ -444,8 +442,7 @@ class Scheduler(SchedulerBase[Request]):
             log.error("the account of slots is wrong and starts anew: %s", fault)
             self._counters.repairs += 1
             self._sessions.void()
-            for request, wrong in self._stage.void():
-                self._settle_stage(request, wrong)
+            self._settle_stage(self._stage.void())
             self._batch.restart(self._live.values())
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -458,7 +455,7 @@ class Scheduler(SchedulerBase[Request]):
 
     def _fail(self, request: Request, fault: RuntimeFault, *, keep: bool = True) -> None:
         """At once, or at the commit if a row of it is under way."""
-        if self._under_way is not None and request.seq in self._under_way.seqs:
+        if self._under_way is not None and request in self._under_way.requests:
             self._doomed.setdefault(request.seq, fault)
         else:
             super()._fail(request, fault, keep=keep)

@@ -21,7 +21,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
-from runtime.scheduler.requests.request import R, Request, failure, named
+from runtime.scheduler.requests.request import R, Request, failure
 
 RATE_S = 1.0  # seconds a rate is measured over, at least
 _Entry = tuple[float, int, str]  # (when, seq, rid)
@@ -201,7 +201,7 @@ class Outbox:
 
 
 class SchedulerBase(ABC, Generic[R]):
-    """`clock`: seconds. tunable: settings that may change while requests run."""
+    """`clock`: seconds. tunable: settings that may change while requests run. paused: how, or None."""
 
     tunable: ClassVar[tuple[str, ...]] = TUNABLE
 
@@ -211,7 +211,7 @@ class SchedulerBase(ABC, Generic[R]):
         self._counters = Counters()
         self._deadlines: Deadlines[R] = Deadlines(config.queue_timeout_s, config.running_timeout_s)
         self._outbox = Outbox(clock)
-        self._paused: PauseMode | None = None
+        self.paused: PauseMode | None = None
 
     @abstractmethod
     def _close(self, request: R, reason: FinishReason, *, keep: bool) -> None:
@@ -228,7 +228,12 @@ class SchedulerBase(ABC, Generic[R]):
         """Cancel the request `rid`, all whose ids begin with it (`prefix`; an empty one names none), or all
         requests (None), waiting or running; unknown ones have finished already. `message`: their error. Their
         slots are freed at once, or at the commit of the step they are part of. Returns how many that are."""
-        requests = named(self._live, rid, prefix)
+        if rid is None:
+            requests = list(self._live.values())
+        elif prefix:
+            requests = [one for one in self._live.values() if rid and one.rid.startswith(rid)]
+        else:
+            requests = [self._live[rid]] if rid in self._live else []
         for request in requests:
             self._fail(request, Aborted(message or "the request was cancelled", where=request.rid))
         return len(requests)
@@ -249,23 +254,18 @@ class SchedulerBase(ABC, Generic[R]):
         """Whether any request is unfinished, or any output not fetched."""
         return bool(self._live or self._outbox)
 
-    @property
-    def paused(self) -> PauseMode | None:
-        """How, or None."""
-        return self._paused
-
     def pause(self, mode: PauseMode) -> None:
         """Start nothing until resume(). "abort" cancels all requests; otherwise they wait. Requests that come
         meanwhile wait (their deadlines hold; time on the clocks of queue_timeout_s and running_timeout_s
         stands still)."""
-        self._paused = mode
+        self.paused = mode
         self._deadlines.pause(self._clock())
         if mode == "abort":
             self.abort(None, message="generation was paused")
 
     def resume(self) -> None:
         """Go on after pause(). Nothing happens when not paused."""
-        self._paused = None
+        self.paused = None
         self._deadlines.resume(self._clock())
 
     def tune(self, values: Mapping[str, Any]) -> dict[str, Any]:

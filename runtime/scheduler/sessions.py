@@ -119,8 +119,7 @@ def _size(turn: _Turn) -> int:
 
 
 class Sessions:
-    """`limit`: sessions open at once, at most; `most_tokens`: of all their turns together. by_key: the open
-    sessions by owner and id."""
+    """`limit`: open sessions at most; `most_tokens`: of all their turns together. by_key: by owner and id."""
 
     def __init__(self, manager: CacheManager, limit: int, most_tokens: int = 16 << 20) -> None:
         self._manager, self._limit, self._most_tokens = manager, limit, most_tokens
@@ -140,8 +139,7 @@ class Sessions:
         now: float,
         owner: str = "",
     ) -> str:
-        """The new session's id. Raises BadRequest: the id is in use, too many are open, a number is out of
-        range."""
+        """The new session's id. Raises BadRequest: id in use, too many open, number out of range."""
         name = uuid.uuid4().hex if session_id is None else session_id
         if (owner, name) in self.by_key:
             raise BadRequest(
@@ -164,8 +162,7 @@ class Sessions:
         return name
 
     def close(self, session_id: str, owner: str = "") -> list[str]:
-        """Forget the session and free its slots; returns the rids of its turns that still run. Raises
-        BadRequest."""
+        """Free its slots; returns the rids of its turns that still run. Raises BadRequest."""
         session = self._get(session_id, owner, "session_id")
         del self.by_key[owner, session_id]
         self._let_go(session)
@@ -175,16 +172,11 @@ class Sessions:
             del self._of[rid]
         return rids
 
-    def expire(self, now: float) -> list[str]:
-        """Close the sessions that were not used for their timeout; returns their ids."""
-        late = [
-            one
-            for one in self.by_key.values()
-            if one.timeout_s is not None and not one.live and now - one.used_at >= one.timeout_s
-        ]
-        for one in late:
-            self.close(one.id, one.owner)
-        return [one.id for one in late]
+    def expire(self, now: float) -> None:
+        """Close the sessions that were not used for their timeout."""
+        for one in list(self.by_key.values()):
+            if one.timeout_s is not None and not one.live and now - one.used_at >= one.timeout_s:
+                self.close(one.id, one.owner)
 
     def compose(
         self, req: TokenizedGenerateReqInput, live: Mapping[str, Request], now: float, limit: int
@@ -254,8 +246,7 @@ class Sessions:
         return req
 
     def begin(self, composed: TokenizedGenerateReqInput, new: int) -> None:
-        """The composed request, whose last `new` tokens are not of earlier turns, was accepted: it is a turn
-        now."""
+        """The composed request, whose last `new` tokens are its own, was accepted: it is a turn now."""
         params = SessionParams.of(composed.session_params or {})
         session = self.by_key[params.owner, params.id]
         parent = self._parent(session, params)
@@ -278,8 +269,7 @@ class Sessions:
         self._of[turn.rid] = session, turn
 
     def end(self, request: Request, now: float) -> None:
-        """The request has finished; nothing happens if it was no turn. To be called when its KV is in the
-        cache."""
+        """The request has finished, and its KV is in the cache; nothing happens if it was no turn."""
         live = self._of.pop(request.rid, None)
         if live is None:
             return

@@ -1,24 +1,20 @@
 """Speculation: which tokens a request's next row guesses, and figures about the results.
 
-A plan's row carries guesses as its last tokens (`Row.drafts`); the model computes them together with the
-certain token, and the runner samples behind each right guess, with the draws and masks that the position
-would have had anyway. So outputs are the same as without, sampled ones included (Leviathan et al., "Fast
-Inference from Transformers via Speculative Decoding", arXiv 2211.17192, accept by a ratio of probabilities
-instead; here a draw is a function of seed and step, and a guess is right if it is drawn).
+A plan's row carries guesses as its last tokens (`Row.drafts`), from prompt look-up (`requests/drafting.py`)
+or a draft model (`RowResult.guesses`). The runner samples behind each right guess, with the draws and masks
+that the position would have had anyway. So outputs are the same as without, sampled ones included (Leviathan
+et al., "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192, accept by a ratio of
+probabilities instead; here a draw is a function of seed and step, and a guess is right if it is drawn).
 
-- Guesses come from prompt look-up (`requests/drafting.py`), or from a draft model with the results of the
-  step before (`RowResult.guesses`, `runtime/engine/drafting.py`).
-- Their number follows recent success (`requests/drafting.py`), and is zero if they are right less often than
-  pays: the cost of one more token is learned from the times of passes (`Pace`). Guesses that the grammar
-  refuses are cut off.
-- At the commit (`batching.py`) the row's slots are taken back up to the last certain token, and right tokens
-  are appended one by one, as if each had been a step. Stops, grammars, forced text and log-probabilities see
-  what they would see otherwise, and the cache never gets a wrong guess.
+The number of guesses follows recent success, and is zero if they are right less often than pays: the cost of
+one more token is learned from the times of passes (`Pace`). At the commit (`batching.py`) the slots of wrong
+guesses are taken back; the cache never gets one.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -82,7 +78,7 @@ class Speculation:
     def __init__(self, config: SpeculationConfig, manager: CacheManager) -> None:
         self._config, self._manager = config, manager
         self._by_model = config.algorithm == "STANDALONE"
-        self._steps = self._accepted = self._drafted = 0
+        self._totals = (0, 0, 0)  # Drafting.totals of the requests that have finished
         self._pace = Pace()
         self._price = 0.0
         self._passed = 0
@@ -133,17 +129,13 @@ class Speculation:
     def ended(self, request: Request) -> None:
         """It has finished."""
         if request.drafting is not None:
-            steps, accepted, drafted = request.drafting.totals
-            self._steps, self._accepted = self._steps + steps, self._accepted + accepted
-            self._drafted += drafted
+            steps, accepted, drafted = map(operator.add, self._totals, request.drafting.totals)
+            self._totals = steps, accepted, drafted
 
     def state(self, live: Iterable[Request]) -> dict[str, Any]:
         """Figures since the start."""
-        steps, accepted, drafted = self._steps, self._accepted, self._drafted
-        for request in live:
-            if request.drafting is not None:
-                more = request.drafting.totals
-                steps, accepted, drafted = steps + more[0], accepted + more[1], drafted + more[2]
+        drafting = [request.drafting.totals for request in live if request.drafting is not None]
+        steps, accepted, drafted = map(sum, zip(self._totals, *drafting))
         return {
             "spec_verify_steps_total": steps,
             "spec_accepted_tokens_total": accepted,

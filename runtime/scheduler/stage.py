@@ -70,8 +70,7 @@ class Stage:
         self._deadlines.admitted(request, now)
 
     def first_tokens(self) -> Iterable[tuple[Request, Sample | None]]:
-        """The requests admitted since the last call whose KV came from another engine, with the first token
-        if that came too."""
+        """Requests admitted since the last call with KV from elsewhere; the first token, if it came."""
         return ()
 
     def chunk_done(self, request: Request) -> None:
@@ -83,8 +82,7 @@ class Stage:
         request.timing.sampled(now)
 
     def holds(self, request: Request) -> bool:
-        """It is complete. True: it is not answered yet, leaves the batch, and keeps its slots until poll()
-        returns it."""
+        """It is complete. True: it leaves the batch, and keeps its slots until poll() returns it."""
         return False
 
     def offload(self, request: Request) -> None:

@@ -1,12 +1,10 @@
-"""The bootstrap server of a prefill engine, which knows the addresses of its ranks, and its clients.
+"""The bootstrap server of a prefill engine, which knows how the engine is reached, and its clients.
 
-    PUT  /route                a rank registers: RankInfo
-    GET  /route                all ranks (?engine_rank=N&target_dp_group=N&target_pp_rank=N: one of them)
-    POST /register_dp_rank     {"bootstrap_room", "dp_rank"}: which data-parallel rank computes this transfer
-    POST /query_dp_ranks       {"bootstrap_rooms"}: their ranks, by transfer
+    PUT  /route     the engine registers: EngineInfo
+    GET  /route     what was registered last; 503 before that
     GET  /health
 
-503 until all ranks have registered, 404 for an unknown one. With a key, clients must have the same.
+With a key, clients must have the same.
 """
 
 from __future__ import annotations
@@ -16,14 +14,12 @@ import http.client
 import logging
 import socket
 import threading
-from collections import OrderedDict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from runtime.disagg.transfer.memory import KVLayout
 from runtime.ipc.address import is_loopback
 from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
 
@@ -32,99 +28,19 @@ log = logging.getLogger(__name__)
 MAX_BODY: Final = 1 << 20
 MAX_ANSWER: Final = 16 << 20
 REQUEST_S: Final = 10.0
-IDS_KEPT: Final = 100_000
-
-
-class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of a prefill engine. address: in the form of its transfer."""
-
-    address: str
-    transfer: str
-    layout: KVLayout
-    row_bytes: int
-    role: str = "prefill"
-    rank: int = 0
-    ranks: int = 1
-    dp_rank: int = 0
-    dp_ranks: int = 1
-    pp_rank: int = 0
-    pp_ranks: int = 1
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """All of them, in the order of dp_rank, pp_rank, rank."""
+    """A prefill engine. address: in the form of its transfer."""
 
+    address: str
     transfer: str
-    tp_size: int
-    dp_size: int
-    pp_size: int
-    ranks: list[RankInfo]
-
-
-class IdRank(msgspec.Struct, frozen=True, rename={"bootstrap_id": "bootstrap_room"}):
-    bootstrap_id: int
-    dp_rank: int
-
-
-class Ids(msgspec.Struct, frozen=True, rename={"bootstrap_ids": "bootstrap_rooms"}):
-    bootstrap_ids: list[int]
 
 
 class _Refusal(Exception):
     def __init__(self, status: int, message: str) -> None:
         self.status = status
         super().__init__(message)
-
-
-class _Registry:
-    """The state of the server."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ranks: dict[tuple[int, int, int], RankInfo] = {}
-        self._rank_of: OrderedDict[int, int] = OrderedDict()  # bootstrap id -> dp rank
-
-    def register(self, info: RankInfo) -> None:
-        sizes = (info.dp_ranks, info.pp_ranks, info.ranks)
-        position = (info.dp_rank, info.pp_rank, info.rank)
-        if not all(0 <= one < size <= 4096 for one, size in zip(position, sizes)):
-            raise _Refusal(400, f"rank {position} of {sizes}")
-        with self._lock:
-            known = next(iter(self._ranks.values()), None)
-            if known is not None and sizes != (known.dp_ranks, known.pp_ranks, known.ranks):
-                self._ranks.clear()  # another engine than before
-            self._ranks[position] = info
-
-    def all(self) -> EngineInfo:
-        with self._lock:
-            ranks = [info for _, info in sorted(self._ranks.items())]
-        if not ranks:
-            raise _Refusal(503, "no rank has registered yet")
-        one = ranks[0]
-        total = one.dp_ranks * one.pp_ranks * one.ranks
-        if len(ranks) < total:
-            raise _Refusal(503, f"{len(ranks)} of {total} ranks have registered")
-        return EngineInfo(one.transfer, one.ranks, one.dp_ranks, one.pp_ranks, ranks)
-
-    def one(self, position: tuple[int, int, int]) -> RankInfo:
-        self.all()
-        with self._lock:
-            info = self._ranks.get(position)
-        if info is None:
-            raise _Refusal(404, f"there is no rank (dp, pp, tp) {position}")
-        return info
-
-    def assign(self, bootstrap_id: int, rank: int) -> None:
-        with self._lock:
-            self._rank_of[bootstrap_id] = rank
-            while len(self._rank_of) > IDS_KEPT:
-                self._rank_of.popitem(last=False)
-
-    def ranks_of(self, bootstrap_ids: list[int]) -> dict[str, int]:
-        """Ids without a registered rank are distributed by their number."""
-        size = self.all().dp_size
-        with self._lock:
-            return {str(one): self._rank_of.get(one, one % size) for one in bootstrap_ids}
 
 
 class BootstrapServer:
@@ -140,7 +56,7 @@ class BootstrapServer:
             )
 
         class Handler(_Handler):
-            registry, token = _Registry(), _token(key)
+            token = _token(key)
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -172,7 +88,9 @@ class BootstrapServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    registry: _Registry
+    """engine: what was registered, kept by the class that a server makes of this one."""
+
+    engine: EngineInfo | None = None
     token: str | None
     timeout = REQUEST_S
     protocol_version = "HTTP/1.1"
@@ -207,30 +125,13 @@ class _Handler(BaseHTTPRequestHandler):
             case "GET", "/health":
                 return {}
             case "GET", "/route":
-                return self._route(url.query)
+                if self.engine is None:
+                    raise _Refusal(503, "no engine has registered yet")
+                return self.engine
             case "PUT", "/route":
-                self.registry.register(msgspec.json.decode(self._body(), type=RankInfo))
+                type(self).engine = msgspec.json.decode(self._body(), type=EngineInfo)
                 return {}
-            case "POST", "/register_dp_rank":
-                one = msgspec.json.decode(self._body(), type=IdRank)
-                self.registry.assign(one.bootstrap_id, one.dp_rank)
-                return {}
-            case "POST", "/query_dp_ranks":
-                return self.registry.ranks_of(msgspec.json.decode(self._body(), type=Ids).bootstrap_ids)
         raise _Refusal(404, f"there is no {self.command} {url.path[:80]}")
-
-    def _route(self, query: str) -> EngineInfo | RankInfo:
-        parameters = parse_qs(query, max_num_fields=16)
-        position = []
-        for name in ("target_dp_group", "target_pp_rank", "engine_rank"):
-            try:
-                position.append(int(parameters.get(name, ["-1"])[0]))
-            except ValueError:
-                raise _Refusal(400, f"{name} must be a number") from None
-        dp, pp, rank = position
-        if max(position) < 0:
-            return self.registry.all()
-        return self.registry.one((max(0, dp), max(0, pp), max(0, rank)))
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length") or ""
@@ -244,14 +145,14 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(408, "the body did not come") from error
 
 
-def register(bootstrap: str, info: RankInfo, key: bytes | None, timeout: float) -> None:
+def register(bootstrap: str, info: EngineInfo, key: bytes | None, timeout: float) -> None:
     """Raises TransferError, TransferPeerLost."""
     _ask(bootstrap, "PUT", "/route", msgspec.json.encode(info), key, timeout)
 
 
 def resolve(bootstrap: str, key: bytes | None, timeout: float) -> EngineInfo:
-    """All ranks of the engine. Raises TransferPeerLost if another attempt may succeed, else TransferError."""
-    body = _ask(bootstrap, "GET", "/route?engine_rank=-1&target_dp_group=-1", None, key, timeout)
+    """Raises TransferPeerLost if another attempt may succeed, else TransferError."""
+    body = _ask(bootstrap, "GET", "/route", None, key, timeout)
     try:
         return msgspec.json.decode(body, type=EngineInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from runtime.disagg.transfer.kv_manager import KVManager, KVPoll, KVReceiver, KVSender, TransferOptions
 from runtime.disagg.transfer.memory import KVMemory, tokens_of
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 from runtime.protocol.errors import TransferError
 
@@ -18,12 +18,10 @@ FIRST_TOKEN = 0
 class FakeSender(KVSender):
     """Success with the last send()."""
 
-    def __init__(self, bootstrap_id: int, rows: MetadataBuffers) -> None:
+    def __init__(self, bootstrap_id: int) -> None:
         super().__init__(bootstrap_id)
         self.progress.advance(KVPoll.WaitingForInput)
-        self.start = 0
-        self._rows = rows
-        self._left = 0
+        self.start = self._left = 0
 
     def init(self, tokens: int) -> None:
         self._left = tokens
@@ -41,37 +39,25 @@ class FakeSender(KVSender):
                 )
             )
         elif metadata is not None:
-            try:
-                self._rows.pack(self.bootstrap_id, metadata)
-            except TransferError as error:
-                self.progress.fail(error)
-            else:
-                self.progress.advance(KVPoll.Success)
+            self.progress.advance(KVPoll.Success)
 
 
 class FakeReceiver(KVReceiver):
     """Success with init(): the slots keep their contents, the metadata are those of FIRST_TOKEN."""
 
-    def __init__(self, bootstrap_id: int, rows: MetadataBuffers) -> None:
+    def __init__(self, bootstrap_id: int) -> None:
         super().__init__(bootstrap_id)
         self.progress.advance(KVPoll.WaitingForInput)
-        self._rows = rows
 
-    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
-        if self.progress.ended:
-            return
-        metadata = Metadata(output_ids=(FIRST_TOKEN,), logprobs=(0.0,))
-        self._rows.land(index, self._rows.pack(self.bootstrap_id, metadata))
+    def init(self, runs: Sequence[Run], start: int) -> None:
+        self.metadata = Metadata(output_ids=(FIRST_TOKEN,), logprobs=(0.0,))
         self.progress.advance(KVPoll.Success)
 
 
 class FakeManager(KVManager):
     carries: ClassVar[bool] = False
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        self._rows = rows
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
         self._count = 0
 
     def listen(self, bootstrap: str | None = None) -> str:
@@ -79,11 +65,11 @@ class FakeManager(KVManager):
 
     def sender(self, bootstrap_id: int) -> FakeSender:
         self._count += 1
-        return FakeSender(bootstrap_id, self._rows)
+        return FakeSender(bootstrap_id)
 
     def receiver(self, bootstrap: str, bootstrap_id: int) -> FakeReceiver:
         self._count += 1
-        return FakeReceiver(bootstrap_id, self._rows)
+        return FakeReceiver(bootstrap_id)
 
     def state(self) -> dict[str, Any]:
         return {"rooms_total": self._count}

@@ -8,46 +8,43 @@ import os
 import random
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from runtime.protocol.errors import BadRequest
 
 VARIABLE: Final = "SGLANG_DSL_TRANSFER_FAULTS"
 
 
-@dataclass(frozen=True)
-class FaultRates:
+Chance = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class FaultRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chances, 0 to 1. corrupt: a piece of KV is damaged on its way; cut: all connections to the other side
     break while KV is sent; fail: a transfer fails on the prefill side; lose: metadata never leave; delay:
     they leave `delay_s` seconds later; damage: they are damaged."""
 
-    corrupt: float = 0.0
-    cut: float = 0.0
-    fail: float = 0.0
-    lose: float = 0.0
-    delay: float = 0.0
-    damage: float = 0.0
-    delay_s: float = 0.05
+    corrupt: Chance = 0.0
+    cut: Chance = 0.0
+    fail: Chance = 0.0
+    lose: Chance = 0.0
+    delay: Chance = 0.0
+    damage: Chance = 0.0
+    delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.05
     seed: int = 0
 
     @classmethod
     def parse(cls, text: str) -> FaultRates:
         """`name=value,...`. Raises BadRequest."""
-        known = {field.name: field.type for field in fields(cls)}
-        rates: dict[str, float] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            try:
-                number = float(value)
-            except ValueError:
-                number = -1.0
-            if name not in known or number < 0 or (number > 1 and name not in ("delay_s", "seed")):
-                raise BadRequest(
-                    f"{part!r} is no chance of a fault", where=VARIABLE, hint=f"known: {', '.join(known)}"
-                )
-            rates[name] = number
-        return cls(**{**rates, "seed": int(rates.get("seed", 0))})  # type: ignore[arg-type]
+        pairs = [part.partition("=") for part in text.split(",") if part]
+        try:
+            return msgspec.convert({name: value for name, _, value in pairs}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            known = ", ".join(cls.__struct_fields__)
+            raise BadRequest(
+                f"{text!r} is no chance of a fault: {error}", where=VARIABLE, hint=f"known: {known}"
+            ) from error
 
 
 class Faults:

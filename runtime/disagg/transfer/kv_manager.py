@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.memory import KVMemory
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault, TransferLate
 from runtime.protocol.registry import Registry
@@ -20,7 +20,7 @@ from runtime.protocol.registry import Registry
 FAKE_BOOTSTRAP_HOST: Final = "2.2.2.2"
 """A request with this bootstrap host has no other side, such as a warm-up: it gets the fake transfer."""
 MAX_BOOTSTRAP_ID: Final = (1 << 63) - 1
-"""Transfers are 1 .. MAX_ROOM: 0 marks a metadata row that nothing has landed in."""
+"""Transfers are numbered from 1 to this."""
 
 
 class KVPoll(IntEnum):
@@ -41,29 +41,20 @@ class KVPoll(IntEnum):
 class TransferOptions:
     """Settings of a manager. All times in seconds.
 
-    host               where it listens; also the address for its peers, unless `advertise` is set
+    host               where it listens, and the address for its peers
     key                the secret of both sides; without one it listens on loopback addresses only
     bootstrap_timeout  until the other side of a transfer is connected
     waiting_timeout    from then until all KV has arrived
     heartbeat          between two heartbeats of a peer; it is lost after `heartbeat_misses` missing in a row
-    streams            connections for the KV between two managers
-    piece_bytes        bytes of KV sent in one piece, about
-    rank, ranks        which of the tensor-parallel ranks of its engine this manager is
     faults             injected faults, in tests
     """
 
     host: str = "127.0.0.1"
-    port: int = 0
-    advertise: str | None = None
     key: bytes | None = field(default=None, repr=False)
     bootstrap_timeout: float = 300.0
     waiting_timeout: float = 300.0
     heartbeat: float = 5.0
     heartbeat_misses: int = 2
-    streams: int = 2
-    piece_bytes: int = 4 << 20
-    rank: int = 0
-    ranks: int = 1
     faults: Faults | None = None
 
     def verify(self) -> TransferOptions:
@@ -71,11 +62,8 @@ class TransferOptions:
         for name in ("bootstrap_timeout", "waiting_timeout", "heartbeat"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest("must be a positive number of seconds", where=name)
-        for name in ("heartbeat_misses", "streams", "piece_bytes", "ranks"):
-            if getattr(self, name) < 1:
-                raise BadRequest("must be at least 1", where=name)
-        if not 0 <= self.rank < self.ranks:
-            raise BadRequest(f"must be 0 to {self.ranks - 1}", where="rank")
+        if self.heartbeat_misses < 1:
+            raise BadRequest("must be at least 1", where="heartbeat_misses")
         return self
 
 
@@ -91,7 +79,7 @@ class Progress:
         self._poll = KVPoll.Bootstrapping
         self._fault: RuntimeFault | None = None
         self._until: float | None = None
-        self._late = ""
+        self._late: str | Callable[[], str] = ""
 
     @property
     def now(self) -> KVPoll:
@@ -116,35 +104,22 @@ class Progress:
             self._poll, self._fault = KVPoll.Failed, fault
             return True
 
-    def within(self, seconds: float | None, late: str = "") -> None:
-        """Fail with `late` unless it has ended, or within() was called again, in so many seconds; None: no
-        deadline."""
+    def within(self, seconds: float | None, late: str | Callable[[], str] = "") -> None:
+        """Fail with `late` unless it has ended in so many seconds, or within() was called again."""
         with self.lock:
             self._until = None if seconds is None else self._clock() + seconds
             self._late = late
-
-    def late(self, late: str) -> None:
-        """Another message for the same deadline."""
-        self._late = late
 
     def overdue(self) -> bool:
         """Fail the transfer if its deadline passed; returns True if it did."""
         with self.lock:
             if self._until is None or self._poll.ended or self._clock() < self._until:
                 return False
-            return self.fail(TransferLate(self._late, where=f"room {self.bootstrap_id}"))
+            late = self._late if isinstance(self._late, str) else self._late()
+            return self.fail(TransferLate(late, where=f"room {self.bootstrap_id}"))
 
     def failure(self) -> RuntimeFault | None:
         return self._fault
-
-
-def check_bootstrap_id(bootstrap_id: int) -> int:
-    """Raises BadRequest."""
-    if not 1 <= bootstrap_id <= MAX_BOOTSTRAP_ID:
-        raise BadRequest(
-            f"a room is a number from 1 to {MAX_BOOTSTRAP_ID}, not {bootstrap_id}", where="bootstrap_room"
-        )
-    return bootstrap_id
 
 
 class TransferEnd:
@@ -152,31 +127,35 @@ class TransferEnd:
     failure() do nothing."""
 
     def __init__(self, bootstrap_id: int) -> None:
-        self.bootstrap_id = check_bootstrap_id(bootstrap_id)
+        if not 1 <= bootstrap_id <= MAX_BOOTSTRAP_ID:
+            raise BadRequest(
+                f"a room is a number from 1 to {MAX_BOOTSTRAP_ID}, not {bootstrap_id}", where="bootstrap_room"
+            )
+        self.bootstrap_id = bootstrap_id
         self.progress = Progress(bootstrap_id)
 
     def poll(self) -> KVPoll:
-        """Also checks the deadline. Once it has returned Success or Failed, nothing is read or written any
-        more."""
-        if self.progress.overdue():
-            self._notify_failed()
+        """Also checks the deadline. After Success or Failed nothing is read or written any more."""
+        fault = self.progress.failure() if self.progress.overdue() else None
+        if fault is not None:
+            self._failed(fault, True)
         return self.progress.now
 
     def abort(self, reason: str = "aborted") -> None:
         """End it, and notify the other side. Nothing is written any more when it returns."""
         self.fail(Aborted(reason, where=f"room {self.bootstrap_id}"))
 
-    def fail(self, fault: RuntimeFault, *, known_by: Any = None) -> None:
-        """Fail it, unless it has ended, and notify the other side. known_by: a link that needs no message."""
+    def fail(self, fault: RuntimeFault, *, notify: bool = True) -> None:
+        """Fail it, unless it has ended. notify: the other side does not know of it."""
         if self.progress.fail(fault):
-            self._notify_failed(known_by)
+            self._failed(fault, notify)
 
     def failure(self) -> RuntimeFault | None:
         """Why it failed."""
         return self.progress.failure()
 
-    def _notify_failed(self, known_by: Any = None) -> None:
-        """It has just failed."""
+    def _failed(self, fault: RuntimeFault, notify: bool) -> None:
+        """It has just failed; `notify` the other side."""
 
 
 class KVSender(TransferEnd, ABC):
@@ -206,28 +185,25 @@ class KVReceiver(TransferEnd, ABC):
     """The decode side of a transfer.
 
     Bootstrapping until the prefill side is connected; then init() says where the KV goes. Success once all KV
-    is in the pool and the metadata in its row.
+    is in the pool, and the metadata are known.
     """
 
+    metadata: Metadata | None = None
+    """Of a transfer that has succeeded."""
+
     @abstractmethod
-    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
-        """The slots of the prompt's tokens from `start` on; those before are not requested. index: a row of
-        the manager's metadata buffers, empty."""
+    def init(self, runs: Sequence[Run], start: int) -> None:
+        """The slots of the prompt's tokens from `start` on; those before are not requested."""
 
 
 class KVManager(ABC):
-    """One rank's end of all its transfers: creates senders (prefill) and receivers (decode), holds the
-    connections.
-
-    carries: whether KV really moves; if not, nothing may be kept in a prefix cache.
-    """
+    """One engine's end of all its transfers: creates senders (prefill) and receivers (decode), holds the
+    connections. carries: whether KV really moves; if not, nothing may be kept in a prefix cache."""
 
     carries: ClassVar[bool]
 
     @abstractmethod
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None: ...
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None: ...
 
     @abstractmethod
     def listen(self, bootstrap: str | None = None) -> str:

@@ -18,7 +18,6 @@ from typing import ClassVar
 
 from runtime.disagg.transfer.kv_manager import TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVMapping, KVMemory, copy_between, tokens_of
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.manager import BACKLOG, HELLO_S, PullingManager
 from runtime.disagg.transfer.net.messages import Hello, Welcome
@@ -33,10 +32,8 @@ SCHEME = "unix:"
 class LocalManager(PullingManager):
     name: ClassVar[str] = "local"
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        super().__init__(memory, rows, options)
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
+        super().__init__(memory, options)
         self._folder: Path | None = None
         self._pools: dict[str, ArrayMemory] = {}
 
@@ -84,7 +81,7 @@ class LocalManager(PullingManager):
                     socket.send_fds(end, [b"k"], [file])
                 finally:
                     os.close(file)
-            case Welcome(mapping=KVMapping() as mapping):
+            case Welcome(mapping=KVMapping() as mapping, layout=layout):
                 _, files, _, _ = socket.recv_fds(end, 1, 1)
                 if not files:
                     raise TransferError("the prefill side sent no file of its pool", where=link.peer)
@@ -93,15 +90,16 @@ class LocalManager(PullingManager):
                 finally:
                     for file in files:
                         os.close(file)  # the mapping keeps what it needs
-                if pool.layout != link.layout:
+                if pool.layout != layout:
                     raise TransferError("the prefill side's pool is not as it said", where=link.peer)
                 self._pools[link.session] = pool
                 link.on_close(lambda: self._unmap(link.session))
 
-    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+    def bring(self, link: Link, there: Sequence[Run], receiver: Receiver, first: int) -> bool:
         pool, mine = self._pools.get(link.session), self.memory
         if pool is None:
             return False  # the link has ended, and its transfers with it
+        heads = pool.layout.span
 
         def write(here: list[Run]) -> None:
             if isinstance(mine, ArrayMemory):

@@ -24,13 +24,14 @@ width]. Each pool prefers the one that is closer to its own."""
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """The KV that one rank keeps of each token. Both sides exchange theirs, which must be compatible.
+    """The KV that a pool keeps of each token. Both sides of a transfer exchange theirs, which must be
+    compatible.
 
     layers       of the model
     total_heads  key heads of the whole model
     head_bytes   of one key head of one token: head_dim times the size of a number
     dtype        of the numbers, as torch calls it
-    first, heads which key heads this rank has: `heads` from `first` on
+    first, heads which key heads the pool has: `heads` from `first` on; of one rank maybe not all
     order        the preferred order of pieces
     """
 
@@ -52,7 +53,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     def check(self, other: KVLayout) -> None:
         """Raise TransferError, naming what differs, unless KV of `other` can be used here."""
-        for name in ("layers", "total_heads", "head_bytes", "dtype"):
+        for name in ("layers", "total_heads", "head_bytes", "dtype", "first", "heads"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise TransferError(
@@ -83,8 +84,7 @@ class KVMemory(ABC):
 
     @abstractmethod
     def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
-        """A copy of the KV in `runs`, in that order. Raises TransferError for slots or heads outside of this
-        pool."""
+        """A copy of the KV in `runs`. Raises TransferError for slots or heads outside of this pool."""
 
     @abstractmethod
     def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
@@ -119,8 +119,7 @@ class ArrayMemory(KVMemory):
 
     @classmethod
     def map(cls, file: int, mapping: KVMapping, *, write: bool = True) -> ArrayMemory:
-        """The pool in `file`. Raises TransferError if `mapping` does not fit the file: it came from another
-        process."""
+        """The pool in `file`. Raises TransferError if another process's `mapping` does not fit it."""
         layout, (a, b, c) = mapping.layout, mapping.strides
         shape = (mapping.slots, layout.layers, 2 * layout.heads, layout.head_bytes)
         last = sum((count - 1) * stride for count, stride in zip(shape, (a, b, c, 1)))
@@ -158,8 +157,7 @@ class JoinedMemory(KVMemory):
     read from the first of them, and written to all. It has no file."""
 
     def __init__(self, parts: Sequence[ArrayMemory]) -> None:
-        """Raises TransferError when the ranks together have not all heads, ValueError for pools that do not
-        belong together."""
+        """Raises TransferError if no rank has some head, ValueError for pools that do not belong together."""
         one = parts[0].layout
         self.slots = parts[0].slots
         self.layout: KVLayout = msgspec.structs.replace(one, first=0, heads=one.total_heads)
@@ -178,10 +176,9 @@ class JoinedMemory(KVMemory):
         piece = np.empty(size_of(self.layout, runs, heads), dtype=np.uint8)
         tokens = as_tokens(piece, self.layout, len(heads), order)
         for index, mine in share(heads, self._have):
-            at, first = 0, mine.start - heads.start
-            for part in self._parts[index].parts(runs, mine):
-                tokens[at : at + len(part), :, :, first : first + len(mine)] = part
-                at += len(part)
+            first = mine.start - heads.start
+            part = tokens[:, :, :, first : first + len(mine)]
+            _copy(self._parts[index].parts(runs, mine), part, into=True)
         return piece.data
 
     def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
@@ -190,12 +187,10 @@ class JoinedMemory(KVMemory):
         tokens = as_tokens(np.frombuffer(data, dtype=np.uint8), self.layout, len(heads), order)
         for rank, have in zip(self._parts, self._have):
             mine = range(max(heads.start, have.start), min(heads.stop, have.stop))
-            if not len(mine):
-                continue
-            at, first = 0, mine.start - heads.start
-            for part in rank.parts(runs, mine):
-                part[...] = tokens[at : at + len(part), :, :, first : first + len(mine)]
-                at += len(part)
+            if len(mine):
+                first = mine.start - heads.start
+                part = tokens[:, :, :, first : first + len(mine)]
+                _copy(rank.parts(runs, mine), part, into=False)
 
 
 def as_tokens(piece: Array, layout: KVLayout, heads: int, order: Order) -> Array:
@@ -236,7 +231,7 @@ def share(want: range, have: Sequence[range]) -> list[tuple[int, range]]:
     while head < want.stop:
         index = next((at for at, one in enumerate(have) if head in one), None)
         if index is None:
-            raise TransferError(f"no rank of the prefill side has head {head}", where="KV layout")
+            raise TransferError(f"no rank has head {head}", where="KV layout")
         stop = min(want.stop, have[index].stop)
         shares.append((index, range(head, stop)))
         head = stop

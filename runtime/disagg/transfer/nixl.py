@@ -1,11 +1,10 @@
 """The nixl transfer: the decode side reads the prefill side's memory through NIXL (UCX: RDMA if there is one,
 else TCP and shared memory). Messages go over TCP, as with tcp.
 
-KV is read into a buffer first and copied to the pool from there: a read that is under way when its transfer
-ends must not write into slots that belong to another sequence by then. UCX opens ports of its own, without a
-key: on the loopback interface if the manager's host is a loopback address, else on all interfaces, or those
-in UCX_NET_DEVICES; use a separate network. Pools on a device are refused. A prefill side whose model is
-shared by several ranks sends as tcp does: its pool lies in several places.
+KV is read into a buffer and copied to the pool from there: a read that is under way when its transfer ends
+must not write into slots that belong to another sequence by then. UCX opens ports without a key, on the
+loopback interface or those in UCX_NET_DEVICES: use a separate network. Pools on a device are refused; a
+prefill side whose model is shared by several ranks sends as tcp does.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from runtime.disagg.transfer.memory import (
     spots,
     tokens_of,
 )
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.manager import PullingManager
 from runtime.disagg.transfer.net.messages import Hello, Welcome
@@ -60,12 +58,10 @@ class _Peer(msgspec.Struct, frozen=True):
 class NixlManager(PullingManager):
     name: ClassVar[str] = "nixl"
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
         """Raises MissingExtra, by the table, without the package; BadRequest for a pool on a device;
         TransferError if NIXL cannot start."""
-        super().__init__(memory, rows, options)
+        super().__init__(memory, options)
         if not isinstance(memory, ArrayMemory | JoinedMemory):
             raise BadRequest(
                 "the nixl transfer reads pools in the host's memory only", where="KV pool", hint="use tcp"
@@ -105,7 +101,7 @@ class NixlManager(PullingManager):
 
     def met(self, link: Link, end: socket.socket, answer: Hello | Welcome) -> None:
         match answer:
-            case Welcome(mapping=KVMapping() as mapping, extra=extra):
+            case Welcome(mapping=KVMapping() as mapping, layout=layout, extra=extra):
                 agent = self._agent
                 try:
                     peer = msgspec.msgpack.decode(extra, type=_Peer)
@@ -114,17 +110,18 @@ class NixlManager(PullingManager):
                     raise TransferError(
                         f"NIXL cannot reach the prefill side: {error}", where=link.peer, hint=self._hint
                     ) from error
-                if mapping.layout != link.layout:
+                if mapping.layout != layout:
                     raise TransferError("the prefill side's pool is not as it said", where=link.peer)
                 named = name.decode() if isinstance(name, bytes) else str(name)
                 self._remote[link.session] = (named, peer.address, mapping)
                 link.on_close(lambda: self._forget_agent(link.session))
 
-    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+    def bring(self, link: Link, there: Sequence[Run], receiver: Receiver, first: int) -> bool:
         remote = self._remote.get(link.session)
         if remote is None:
             return False  # the link has ended, and its transfers with it
         name, address, mapping = remote
+        heads = mapping.layout.span
         offsets, sizes = spots(mapping, there, heads).T
         buffer = self._staging()
         ends = sizes.cumsum()

@@ -30,7 +30,7 @@ class TcpManager(SocketManager):
 
 
 def listen(options: TransferOptions) -> tuple[socket.socket, str]:
-    """Raises BadRequest: another interface and no key, or no address to advertise; TransferError."""
+    """Raises BadRequest: another interface and no key, or every interface; TransferError."""
     host = "127.0.0.1" if options.host == "localhost" else options.host
     if options.key is None and not is_loopback(host):
         raise BadRequest(
@@ -38,24 +38,19 @@ def listen(options: TransferOptions) -> tuple[socket.socket, str]:
             where=f"tcp://{host}",
             hint="give both sides the same secret, or listen on 127.0.0.1",
         )
-    advertised = options.advertise or host
-    if advertised in ("0.0.0.0", "::"):
-        raise BadRequest(
-            "peers cannot connect to every address at once", where=advertised, hint="advertise one"
-        )
+    if host in ("0.0.0.0", "::"):
+        raise BadRequest("peers cannot connect to every address at once", where=host, hint="name one")
     try:
         listener = socket.create_server(
-            (host, options.port),
+            (host, 0),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
             backlog=BACKLOG,
         )
     except OSError as error:
-        raise TransferError(
-            f"cannot listen: {error.strerror or error}", where=f"tcp://{host}:{options.port}"
-        ) from error
+        raise TransferError(f"cannot listen: {error.strerror or error}", where=f"tcp://{host}") from error
     _tune(listener)  # accepted connections inherit it
     port = listener.getsockname()[1]
-    return listener, f"tcp://[{advertised}]:{port}" if ":" in advertised else f"tcp://{advertised}:{port}"
+    return listener, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def connect(address: str) -> socket.socket:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from runtime.cache.prefix_cache import NoCache
+from runtime.cache.radix import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.deferred_verbs import (

@@ -2,10 +2,8 @@
 slots and no queues.
 
 Jump-forward: if the constraint allows one continuation only, its text is appended as tokens at once and
-computed together with the token before it, as one short extend (the compressed FSM of Zheng et al., "SGLang",
-section 4; runtime.grammar.jump_plan heals the tokens at the seam). A request that does not jump gets the same
-tokens, one by one: they are pending, and each mask allows only the next. Otherwise its text would differ,
-since a model continues differently after another tokenization of the same text.
+computed with the token before it (the compressed FSM of Zheng et al., "SGLang", section 4). A request that
+does not jump gets the same tokens, one by one, as `pending`: so its text is the same.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ Encode = Callable[[str], list[int]]
 
 
 class Advance:
-    """Takes constrained requests from token to token. `manager`: frees the KV of output that is taken
-    back."""
+    """Takes constrained requests from token to token. `manager`: frees KV of output taken back."""
 
     def __init__(
         self, vocabulary: Vocabulary, encode: Encode, manager: CacheManager, config: SchedulerConfig
@@ -76,8 +73,7 @@ class Advance:
         return self.advance(request)
 
     def advance(self, request: Request) -> FinishReason | None:
-        """Follow the last token, just appended, and append what it forces; result and errors as of
-        accept()."""
+        """Follow the last token, and append what it forces; result and errors as of accept()."""
         return self._liveness.after(request, self._followed(request))
 
     def advance_steps(self, request: Request) -> Steps[FinishReason | None]:

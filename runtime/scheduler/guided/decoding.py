@@ -2,18 +2,12 @@
 others enter. Requests without a constraint come here only if the end of their prompt is healed, or
 min_new_tokens forbids ids.
 
-Before a request runs: its constraint is compiled on other threads, sleeps while the model reasons, and text
-that is forced from the start is appended.
-
-Deferred advance: if constrained requests run beside free ones, the scheduler asks what a sampled token means
-to a matcher, what it forces, and whether the output can still be completed, while the next pass runs, so that
-the free requests need not wait for the answers. The sampled token goes into the next plan as it is. Usually
-the advance changes nothing, and nothing was lost. If it appends a jump, heals the seam or completes the
-output, the row under way is void: its draw is dropped, KV of tokens that were taken back is written again,
-and the request continues one step later than it would have. If the pass ends before all were advanced, the
-rows of the others are void too, and they wait for their turn. An advance whose searches take longer is
-interrupted between two pieces and continues in the next pass. One piece of one advance is done in every pass.
-Outputs are the same as without; a draw depends on its seed and step alone.
+Deferred advance: if constrained requests run beside free ones, the matcher follows a sampled token while the
+next pass runs, which has the token as it is. Usually that changes nothing. If it appends forced text, heals
+the seam or completes the output, the row under way is void: its draw is dropped, and the request continues
+one step later than it would have. If the pass ends before all were advanced, the rows of the others are void
+too, and they wait for their turn; an advance whose searches take longer continues in the next pass. Outputs
+are the same as without; a draw depends on its seed and step alone.
 """
 
 from __future__ import annotations
@@ -32,7 +26,6 @@ from runtime.grammar.completion import Steps
 from runtime.grammar.manager import MASK_S, GrammarManager, Histogram
 from runtime.grammar.reasoner import ReasonerMatcher, Reasoning
 from runtime.plan import Row, Sample, StepResult, TokenMask
-from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadRequest, InternalFault, RuntimeFault, UnsupportedConstraint
 from runtime.protocol.io_struct import FinishReason
 from runtime.protocol.vocabulary import Vocabulary
@@ -92,10 +85,15 @@ class GuidedDecoding:
             return False
         future: Future[Matcher] = Future()
         try:
-            if source.constraint is not None:
-                future = self._submitted(source.constraint)
-            else:
+            if source.constraint is None:
                 future.set_result(self._known_reasoning().anything())
+            elif self._grammars is not None:
+                future = self._grammars.submit(source.constraint)
+            else:
+                raise UnsupportedConstraint(
+                    "no grammar backend is loaded", where=source.constraint.kind,
+                    hint="start with a grammar backend",
+                )  # fmt: skip
         except RuntimeFault as fault:
             future.set_exception(fault)
         self.compiling[request.seq] = request, future
@@ -139,13 +137,6 @@ class GuidedDecoding:
             return defect("the grammar failed", error)
         guide.seconds = time.thread_time() - began
         return None
-
-    def _submitted(self, constraint: Constraint) -> Future[Matcher]:
-        if self._grammars is None:
-            raise UnsupportedConstraint(
-                "no grammar backend is loaded", where=constraint.kind, hint="start with a grammar backend"
-            )
-        return self._grammars.submit(constraint)
 
     def _known_reasoning(self) -> Reasoning:
         if self._reasoning is None:

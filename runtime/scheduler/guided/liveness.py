@@ -2,24 +2,18 @@
 completes it before max_new_tokens runs out. Samples nothing and knows no queues.
 
 Backtracking. A matcher whose language is wider than its constraint may reach a state from which no token
-leads on. Then its last steps are undone in the matcher, the output and the KV, the token that led there is
-forbidden, and generation continues. How often, and how many tokens in all, is bounded (SchedulerConfig).
+leads on. Then its last steps are undone in the matcher, the output and the KV, and the token that led there
+is forbidden. How often, and how many tokens in all, is bounded (SchedulerConfig).
 
 Budget. From half of max_new_tokens on (streams and small budgets: from the start) a request holds a
-completion: ids that would complete its output and that fitted into the remaining budget when they were found.
-It is checked again after a quarter of the spare tokens: rarely while there are many, at every token in the
-end. Usually the held ids, or the rest of them, are still good and no search is needed. If a search fails and
-the budget is large, it is repeated after 2, 4, 8 ... tokens. If the budget is small, the output is cut back
-to where a completion was known, or to a later step from which one is found at once, and that completion is
-appended without asking the model.
+completion: ids that complete its output within the remaining budget. It is checked again after a quarter of
+the spare tokens; usually the held ids, or the rest of them, are still good and no search is needed. If a
+search fails and the budget is large, it is repeated after 2, 4, 8 ... tokens. If the budget is small, the
+output is cut back to where a completion was known, and that is appended without asking the model. The
+generation ends with "length" then, even if min_new_tokens is not reached.
 
-Text that was sent cannot be taken back. A stream is checked after every token besides, and only tokens before
-the last step with a known completion are sent; if none is found, the stream lags by up to PATIENCE tokens. If
-it has to be completed from there, the output may differ from that of a request that does not stream.
-
-The generation then ends, even if min_new_tokens is not reached: the constraint has priority. It ends with
-"length", since the model did not write the completion. A stop string or stop id within the completion ends
-the output there, and is cut from the text as usual. Completions hold no eos, so an eos needs no budget.
+Text that was sent cannot be taken back: a stream is checked after every token, and only tokens before the
+last step with a known completion are sent; if none is found, it lags by up to PATIENCE tokens.
 
 Searches come in pieces: between two of them the caller may do other work, as long as the request stays as it
 is.
@@ -54,8 +48,7 @@ _KEPT = 256
 
 
 class _Way(NamedTuple):
-    """How to take output back: `back` steps; `reason` for the message; `token`: to be forbidden there if the
-    matcher cannot do that itself."""
+    """How to take output back: steps, the message's reason, and the `token` to forbid there (-1: none)."""
 
     back: int
     reason: str
@@ -71,8 +64,7 @@ class Liveness:
     # -- the budget ------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> None:
-        """The request has its matcher, at its start. Without a completion that fits its end is not
-        guaranteed."""
+        """The request has its matcher. Without a completion that fits its end is not guaranteed."""
         if not self._config.liveness or request.source.constraint is None or request.ending:
             return
         guide = guide_of(request)
@@ -127,15 +119,13 @@ class Liveness:
         guide.held, guide.held_at, guide.check_at = (ids if fits else None), 0, 0
 
     def renew(self, request: Request, budget: int) -> None:
-        """The held completion does not fit the output's start: search one from here, of at most `budget`
-        ids."""
+        """The held completion does not fit: search one from here, of at most `budget` ids."""
         guide = guide_of(request)
         if guide.held is not None:
             guide.held, guide.check_at = guide.matcher.closing(budget), request.produced
 
     def after(self, request: Request, reason: FinishReason | None) -> FinishReason | None:
-        """A step of the request was appended, with the text it forces; `reason`: why it would end now.
-        Returns why it ends."""
+        """A step was appended, with the text it forces. Returns why the request ends; `reason`: so far."""
         if not self.is_due(request, reason):
             return reason
         return at_once(self.checked(request, reason))
@@ -177,8 +167,7 @@ class Liveness:
         return None
 
     def _check(self, request: Request, matcher: Matcher) -> Steps[FinishReason | None]:
-        """Hold a completion from here, or keep the one known before as long as the budget allows another
-        search."""
+        """Hold a completion from here, or keep the known one while the budget allows another search."""
         guide = guide_of(request)
         held, budget = guide.held or (), request.remaining - len(guide.pending)
         ids = self._still_good(request, matcher, held, guide.held_at, budget)
@@ -240,8 +229,7 @@ class Liveness:
     def _still_good(
         request: Request, matcher: Matcher, held: tuple[int, ...], at: int, budget: int
     ) -> tuple[int, ...] | None:
-        """The completion `held` after `at` steps, or its rest if the output followed it, if that completes
-        the output here."""
+        """The completion `held` after `at` steps, or its rest, if that completes the output here."""
         guide = guide_of(request)
         if matcher.may_stop():
             return ()
@@ -256,8 +244,7 @@ class Liveness:
         return None
 
     def _complete(self, request: Request) -> Steps[FinishReason | None]:
-        """Cut back to where a completion is known, and append it. None if too much was sent already: then the
-        end is no longer guaranteed."""
+        """Cut back to where a completion is known, and append it. None if too much was sent already."""
         guide = guide_of(request)
         matcher = guide.matcher
         if guide.sure_at > guide.held_at:
@@ -347,8 +334,7 @@ class Liveness:
         return _Way(0, reason)
 
     def _cut(self, request: Request, back: int) -> None:
-        """Take the output of the last `back` steps back, and its KV; the last token that stays is computed
-        again for its logits."""
+        """Take the last `back` steps back; the last token that stays is computed again for its logits."""
         guide = guide_of(request)
         if back:
             guide.backtracks += 1
@@ -379,8 +365,7 @@ class Liveness:
 
 
 def completion_ready(request: Request, matcher: Matcher) -> bool:
-    """Whether `request` can begin: the completion of its constraint is known, if it needs one from the start.
-    Starts the search."""
+    """Whether `request` has the completion that it needs from the start. Starts the search."""
     later = _completion_of(request, matcher)
     needs = request.stream or request.params.max_new_tokens < SMALL or request.source.require_reasoning
     if later is None or not needs:

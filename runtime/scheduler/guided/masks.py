@@ -135,7 +135,8 @@ def masks_of(
     costs: Costs | None = None
     order: Sequence[int] = range(len(requests))
     if pass_done is not None:
-        order = sorted(order, key=lambda index: -_late_masks(requests[index]))
+        late = [0 if request.guide is None else request.guide.late_masks for request in requests]
+        order = sorted(order, key=lambda index: -late[index])
     for index in order:
         request = requests[index]
         guide = request.guide
@@ -174,7 +175,3 @@ def masks_of(
     if costs is not None:
         costs.charge()
     return masks, faults
-
-
-def _late_masks(request: Request) -> int:
-    return 0 if request.guide is None else request.guide.late_masks

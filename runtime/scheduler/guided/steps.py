@@ -15,8 +15,7 @@ def guide_of(request: Request) -> Guide:
 
 
 def mark(request: Request, token: int = -1) -> None:
-    """The matcher made one step just now, by the sampled `token` or by forced text; its tokens are appended
-    next."""
+    """The matcher made a step, by a sampled `token` or forced text; its tokens are appended next."""
     step = Mark(len(request.tokens), request.seen, request.decode_steps, request.jumped, token)
     guide_of(request).marks.append(step)
 
@@ -60,8 +59,7 @@ def _shorten(request: Request, length: int) -> None:
 
 
 class Costs:
-    """Divides the CPU time of a piece of work among its requests by the clock: reading a thread's CPU time is
-    costly."""
+    """Divides CPU time among requests by the clock: reading a thread's CPU time is costly."""
 
     def __init__(self) -> None:
         self._cpu, self._at = time.thread_time(), time.perf_counter()

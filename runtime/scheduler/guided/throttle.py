@@ -1,20 +1,14 @@
 """Throttle: measures what constrained requests cost the free ones beside them, and lets them skip passes to
-make up for it. Knows no plans, no grammars and no queues.
+make up for it. No output depends on it: a draw depends on its seed and its step alone.
 
-Free requests should get as far beside constrained ones as beside as many free ones. The time of a pass of so
-many plain rows is learned from all passes: a line through the seconds of forward passes by rows, and from
-passes without masks the time of sampling a row and the time between two passes. The additional time of a pass
-(late masks, sampling with masks, jumps, other work on the same cores) is a deficit of the constrained
-requests. While it lasts they skip passes, which are shorter without them; but they are in one of LEAST passes
-in a row in any case.
+Free requests should get as far beside constrained ones as beside as many free ones. The usual time of a pass
+is learned from all passes: a line through the seconds of forward passes by rows, and from passes without
+masks the time of sampling a row and the time between two passes. What a pass takes beyond it is a deficit of
+the constrained requests, which skip passes while it lasts, but not more than LEAST - 1 in a row.
 
-Measured with 20 free and 20 constrained requests at a time on the bundled checkpoint in a process of its own
-(the load of benchmarks.grammars.mixed_load; 2 cores, 20 rounds of each rule in turn): free requests generate
-1.25 times as many tokens a second as with the simpler rule "when a mask was late twice, skip one pass", and
-more in 18 of 20 rounds; that rule is no better than none. The constrained ones generate 0.87 times as many in
-the 12 rounds in which nothing else ran on the machine, 0.62 times over all 20.
-
-No output depends on it: a draw depends on its seed and its step alone.
+Measured by benchmarks.grammars.mixed_load (20 free and 20 constrained requests, 2 cores, 20 rounds of each
+rule): free requests generate 1.25 times as many tokens a second as with "a constrained request whose mask was
+late twice skips one pass", which is no better than no rule; constrained ones 0.62 to 0.87 times as many.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Adapters as the scheduler knows them: a name, a number, a directory. Which are loaded, which requests may
-run together, and the cache keys of their requests. It knows no tensors: the runner holds the weights.
+run together, and the cache keys of their requests. The runner holds the weights.
 
 A number is used once. So KV that was computed with an adapter is never used for another one, nor for one that
 is loaded under the same name later.
@@ -96,8 +96,7 @@ class AdapterRegistry:
         return idle[0]
 
     def unload(self, name: str) -> None:
-        """New requests cannot use it from now on; running ones keep it. Raises ModelNotFound, BadRequest if
-        adapters are not supported."""
+        """Running requests keep it. Raises ModelNotFound; BadRequest if adapters are not supported."""
         self._supported("lora_name")
         adapter = self._named.pop(name, None)
         if adapter is None:

@@ -16,8 +16,7 @@ Top = list[tuple[int, float]]
 
 
 class TokenScore(NamedTuple):
-    """Of one output token: its log-probability, those of the best ids and of the requested ids, and its
-    origin."""
+    """Of one output token; `top`, `ids`: one entry each, if requested."""
 
     logprob: float | None
     top: list[Top]
@@ -61,11 +60,6 @@ class Logprobs:
     def next_target(self) -> int:
         """The first position whose log-probability is still to come; -1: all are known."""
         return self.targets[self.scored] if self.scored < len(self.targets) else -1
-
-    @property
-    def last_target(self) -> int:
-        """The last one; 0: all are known."""
-        return self.targets[-1] if self.scored < len(self.targets) else 0
 
     def append(
         self,
@@ -117,8 +111,7 @@ class Logprobs:
         self.scored = min(self.scored, len(self.targets))
 
     def requests_of(self, tokens: Sequence[int], start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """The scores to request from a row that computes positions start .. end-1: a token's comes from the
-        position before."""
+        """(row, token) of the scores to request from a row of positions start .. end-1."""
         requests: list[tuple[int, int]] = []
         for index in range(self.scored, len(self.targets)):
             position = self.targets[index]

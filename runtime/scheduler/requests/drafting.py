@@ -1,9 +1,6 @@
-"""Drafting: the state of speculation of one request, and the results of its guesses. PromptLookup: what
-followed the same tokens earlier in one text.
-
-Prompt look-up decoding (Saxena, 2023): text that repeats its prompt or itself is guessed well by copying.
-Earlier occurrences are found as in LZ77 compressors, by chains of positions that share their first few
-tokens.
+"""Drafting: the state of speculation of one request. PromptLookup: what followed the same tokens earlier in
+one text (prompt look-up decoding, Saxena, 2023), found as in LZ77 compressors by chains of positions that
+share their first few tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +43,7 @@ class Drafting:
         self._histogram = [0] * (most + 1)
 
     def weigh(self, price: float, retry: bool) -> None:
-        """Decide whether to guess in this step: if that is likely to pay at this price of a guess, or as a
-        trial (`retry`)."""
+        """Guess in this step if that is likely to pay at this price of a guess, or as a trial (`retry`)."""
         self.tries = retry or self.hope >= price
 
     def guess(self, tokens: array[int], most: int) -> tuple[int, ...]:
@@ -93,8 +89,7 @@ TRIES = 8
 
 
 class PromptLookup:
-    """Follows one text that grows, and may be cut. `shortest`, `longest`: tokens that must, and may,
-    agree."""
+    """Follows one growing text. `shortest`, `longest`: tokens that must, and may, agree."""
 
     __slots__ = ("_before", "_last", "_longest", "_shortest", "_size")
 
@@ -137,8 +132,7 @@ class PromptLookup:
         return size
 
     def _follow(self, tokens: array[int]) -> None:
-        """Index the new tokens. After a cut, stale entries are dropped only as far as necessary: matches are
-        compared in any case."""
+        """Index the new tokens. Stale entries after a cut may stay: matches are compared in any case."""
         end, size, last, before = len(tokens), self._shortest, self._last, self._before
         if end < self._size:
             del before[end + 1 :]

@@ -1,6 +1,5 @@
 """Images as the scheduler knows them: a content hash, a number, a stretch of a prompt. Which ones the runner
-holds, and what stands for them in the key of a prefix. It knows no tensors: the runner computes their
-embeddings.
+holds, and what stands for them in the key of a prefix.
 
 An image has one number as long as that is remembered, and a number is used once. So KV that was computed with
 one image is never used for another one; an image that was forgotten is computed once more.

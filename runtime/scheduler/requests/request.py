@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -210,10 +210,11 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         return self.ending is not None and self.computed >= self.goal
 
     def end(self, reason: FinishReason, goal: int = 0) -> None:
-        """No more tokens come; it finishes when `goal` tokens are computed and all requested scores are
-        known."""
+        """It finishes when `goal` tokens are computed and all requested scores are known."""
         self.ending = reason
-        self.goal = max(goal, self.logprobs.last_target if self.logprobs is not None else 0)
+        self.goal = goal
+        if self.logprobs is not None and self.logprobs.next_target >= 0:
+            self.goal = max(goal, self.logprobs.targets[-1])
 
     @property
     def intact(self) -> bool:
@@ -247,8 +248,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         later: bool = False,
         forced: bool = False,
     ) -> None:
-        """One more output token. `later`: its log-probabilities come from the row that computes it; `forced`:
-        no step sampled it."""
+        """One more output token. `later`: its scores come from its own row; `forced`: not sampled."""
         if forced:
             self.jumped += 1
         if self.logprobs is not None:
@@ -324,8 +324,7 @@ class Request(LiveRequest[TokenizedGenerateReqInput]):
         return "none" if self.hidden == "last" and end < self.until else self.hidden
 
     def show(self, start: int, states: Sequence[Sequence[float]]) -> None:
-        """Keep the hidden states of a row that computed the tokens from `start` on, as hidden_of()
-        requested."""
+        """Keep the hidden states of a row that computed the tokens from `start` on."""
         if not states:
             return
         if self.hidden == "last":
@@ -407,15 +406,6 @@ def _hidden(source: TokenizedGenerateReqInput) -> Hidden:
     if source.return_hidden_states is True:
         return "all"
     return "last" if source.embedding or source.return_hidden_states == "last" else "none"
-
-
-def named(live: Mapping[str, R], rid: str | None, prefix: bool) -> list[R]:
-    """The requests with the id `rid`, or whose ids begin with it (none for an empty one); all for None."""
-    if rid is None:
-        return list(live.values())
-    if prefix:
-        return [request for request in live.values() if rid and request.rid.startswith(rid)]
-    return [live[rid]] if rid in live else []
 
 
 def failure(fault: RuntimeFault) -> FinishReason:

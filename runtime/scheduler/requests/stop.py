@@ -24,8 +24,7 @@ STOP = FinishReason(type="stop")
 
 @lru_cache(maxsize=128)
 def search_of(patterns: tuple[str, ...]) -> Search:
-    """The search for stop_regex patterns; requests with the same ones share it. Raises BadConstraint, naming
-    the pattern."""
+    """The search for stop_regex patterns, shared. Raises BadConstraint, naming the pattern."""
     try:
         return Search(patterns)
     except BadConstraint as error:
@@ -137,8 +136,7 @@ class StopRule:
 
 
 def _decode(data: bytes) -> tuple[str, bytes]:
-    """The characters of `data`, a surrogate for each byte that belongs to none, and the bytes of one that may
-    go on."""
+    """The characters of `data`, a surrogate for each stray byte, and the bytes of an unfinished one."""
     text, used = codecs.utf_8_decode(data, "surrogateescape", False)
     return text, data[used:]
 

@@ -79,7 +79,7 @@ FAULT_RATES = "corrupt=0.03,cut=0.004,fail=0.02,lose=0.01,delay=0.1,delay_s=0.2,
 
 
 class Soak:
-    """Rooms at random from a process that is killed now and then; slots and rows are scarce and used again at
+    """Rooms at random from a process that is killed now and then; slots are scarce and used again at
     once, so that whatever is written too late, or to a wrong place, is found in somebody else's room."""
 
     AT_ONCE = 12
@@ -93,17 +93,16 @@ class Soak:
         )
         os.close(file)
         self.free = list(range(SLOTS))
-        self.live: dict[int, tuple[Any, list[Run], list[Run], int]] = {}
+        self.live: dict[int, tuple[Any, list[Run], list[Run]]] = {}
         self.faults = FAULT_RATES
         self.process = Process(kind, faults=self.faults, waiting_timeout=10.0)
         self.ends: dict[str, int] = {}
         self.kills = self.short = 0
 
     def begin(self) -> bool:
-        """One more room, if there are slots and a row for it."""
+        """One more room, if there are slots for it."""
         count = self.draw.randrange(1, 40)
-        index = self.side.rows.alloc() if len(self.free) >= count else None
-        if index is None:
+        if len(self.free) < count:
             self.short += 1
             return False
         target = [Run(self.free.pop(self.draw.randrange(len(self.free))), 1) for _ in range(count)]
@@ -116,23 +115,21 @@ class Soak:
         receiver = self.side.manager.receiver(self.process.bootstrap, room)
         with contextlib.suppress(OSError):
             self.process.tell(room=room, chunks=chunks)
-        self.live[room] = receiver, target, [Run(*run) for chunk in chunks for run in chunk], index
+        self.live[room] = receiver, target, [Run(*run) for chunk in chunks for run in chunk]
         return True
 
     def look(self) -> None:
-        for room, (receiver, target, source, index) in list(self.live.items()):
+        for room, (receiver, target, source) in list(self.live.items()):
             poll = receiver.poll()
             if poll is KVPoll.WaitingForInput:
-                receiver.init(target, 0, index)
+                receiver.init(target, 0)
             elif self.draw.random() < 0.0005:
                 receiver.abort("at random")
             if not receiver.poll().ended:
                 continue
             if receiver.poll() is KVPoll.Success:
                 assert (tokens_at(self.side.memory, target) == tokens_at(self.source, source)).all(), room
-                metadata = self.side.rows.buffers.read(index, room)
-                assert metadata is not None
-                assert metadata.output_ids == (room,)
+                assert receiver.metadata.output_ids == (room,)
                 how = "right"
             else:
                 fault = receiver.failure()
@@ -141,7 +138,6 @@ class Soak:
                 how = fault.code
             self.ends[how] = self.ends.get(how, 0) + 1
             del self.live[room]
-            self.side.rows.release(index)
             self.free += [run.start for run in target]
 
     def run(self, rooms: int) -> None:
@@ -174,7 +170,6 @@ def test_every_room_ends_rightly_or_with_a_cause(kind: str) -> None:
         soak.run(SOAK_ROOMS)
         print(kind, soak.ends, f"{soak.kills} kills, {soak.short} times no room")
         assert len(soak.free) == SLOTS
-        assert soak.side.rows.free == soak.side.rows.buffers.rows
         assert soak.side.manager.state()["receiving"] == 0
         assert soak.ends["right"] > SOAK_ROOMS // 3
         assert {"transfer_peer_lost", "transfer_corrupt", "transfer_failed"} <= set(soak.ends)

@@ -286,7 +286,7 @@ import time
 from runtime.disagg.transfer.kv_manager import KVPoll
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.memory import KVLayout, make_memory
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS
 from runtime.plan import Run
 
@@ -300,13 +300,12 @@ if __name__ == "__main__":
     kind = KV_TRANSFERS.load("counted")
     pools = [make_memory(8, KVLayout(1, 1, 8, "float32", 0, 1)) for _ in range(2)]
     pools[0].view[...] = 7
-    rows = [MetadataBuffers(1) for _ in pools]
-    prefill, decode = (kind(pool, row) for pool, row in zip(pools, rows))
+    prefill, decode = map(kind, pools)
     server = BootstrapServer()
     prefill.listen(server.address)
     sender, receiver = prefill.sender(5), decode.receiver(server.address, 5)
     until(receiver, KVPoll.WaitingForInput)
-    receiver.init([Run(2, 3)], 0, 0)
+    receiver.init([Run(2, 3)], 0)
     until(sender, KVPoll.WaitingForInput)
     sender.init(3)
     sender.send([Run(0, 3)], Metadata(output_ids=(1,)))

@@ -19,7 +19,7 @@ from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.faults import Faults
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
 from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, make_memory
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     memory = known(make_memory(settings["slots"], KVLayout(**settings["layout"]), file=os.memfd_create("kv")))
     bootstrap = BootstrapServer(port=settings.get("port", 0))
     options = TransferOptions(**settings.get("options", {}), faults=Faults.of_environment())
-    manager = KV_TRANSFERS.load(settings["transfer"])(memory, MetadataBuffers(4, 4096), options)
+    manager = KV_TRANSFERS.load(settings["transfer"])(memory, options)
     manager.listen(bootstrap.address)
     tell(bootstrap=bootstrap.address, port=bootstrap.port, pid=os.getpid())
     for line in sys.stdin:

@@ -31,8 +31,8 @@ from hypothesis import strategies as st
 from runtime.disagg.transfer.bootstrap import BootstrapServer
 from runtime.disagg.transfer.faults import VARIABLE, FaultRates, Faults
 from runtime.disagg.transfer.kv_manager import KV_TRANSFERS, KVPoll, TransferOptions
-from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, make_memory, share
-from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.memory import ArrayMemory, KVLayout, make_memory
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 from runtime.protocol.errors import (
     BadRequest,
@@ -85,24 +85,22 @@ def tokens_at(memory: ArrayMemory, runs: Sequence[Run]) -> np.ndarray[Any, Any]:
 
 @dataclass
 class Side:
-    """One rank's manager, its pool and its rows."""
+    """One engine's manager and its pool."""
 
     memory: ArrayMemory
     manager: Any
-    rows: MetadataAllocator
 
     @classmethod
-    def make(cls, kind: str, memory: ArrayMemory, row_bytes: int = 4096, **options: Any) -> Side:
+    def make(cls, kind: str, memory: ArrayMemory, **options: Any) -> Side:
         options = {"heartbeat": 30.0, **options}  # a loaded machine is not a lost one
-        rows = MetadataBuffers(64, row_bytes)
         name = "local" if kind == "unmapped" else kind
-        made = KV_TRANSFERS.load(name)(memory, rows, TransferOptions(**options).verify())
-        return cls(memory, made, MetadataAllocator(rows))
+        made = KV_TRANSFERS.load(name)(memory, TransferOptions(**options).verify())
+        return cls(memory, made)
 
 
 @dataclass
 class Pair:
-    """Prefill and decode ranks, and the bootstrap server between them."""
+    """Prefill and decode engines, and the bootstrap server between them."""
 
     kind: str
     prefill: list[Side] = field(default_factory=list)
@@ -167,30 +165,26 @@ def lasting(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield made
 
 
-def begin(pair: Pair, runs: Sequence[Run], start: int = 0) -> tuple[Any, Any, int]:
-    """Sender and receiver of a new room, ready for its KV; the receiver's row."""
+def begin(pair: Pair, runs: Sequence[Run], start: int = 0) -> tuple[Any, Any]:
+    """Sender and receiver of a new room, ready for its KV."""
     room = next(ROOMS)
     sender, receiver = pair.prefill[0].manager.sender(room), pair.receiver(room)
     wait_for(lambda: receiver.poll() is not KVPoll.Bootstrapping)
     assert receiver.poll() is KVPoll.WaitingForInput, receiver.failure()
-    index = pair.decode[0].rows.alloc()
-    assert index is not None
-    receiver.init(runs, start, index)
+    receiver.init(runs, start)
     wait_for(lambda: sender.poll() is not KVPoll.Bootstrapping)
-    return sender, receiver, index
+    return sender, receiver
 
 
 def one_good(pair: Pair) -> None:
     """The pair works."""
     source, target = [Run(3, 9), Run(40, 2)], [Run(200, 11)]
-    sender, receiver, index = begin(pair, target)
+    sender, receiver = begin(pair, target)
     sender.init(11)
     sender.send(source, Metadata(output_ids=(77,)))
     assert ended(sender, receiver) == [KVPoll.Success] * 2, (sender.failure(), receiver.failure())
     assert (tokens_at(pair.decode[0].memory, target) == tokens_at(pair.prefill[0].memory, source)).all()
-    found = pair.decode[0].rows.buffers.read(index, receiver.bootstrap_id)
-    assert found == Metadata(output_ids=(77,))
-    pair.decode[0].rows.release(index)
+    assert receiver.metadata == Metadata(output_ids=(77,))
 
 
 @st.composite
@@ -234,9 +228,7 @@ def test_what_arrives_is_what_was_sent(
     else:
         receiver = lasting.receiver(room)
     wait_for(lambda: receiver.poll() is KVPoll.WaitingForInput)
-    index = decode.rows.alloc()
-    assert index is not None
-    receiver.init(target, start, index)
+    receiver.init(target, start)
     if not ahead:
         sender = prefill.manager.sender(room)
     wait_for(lambda: sender.poll() is KVPoll.WaitingForInput)
@@ -247,7 +239,7 @@ def test_what_arrives_is_what_was_sent(
     for chunk in chunks:
         sender.send(chunk)
         seen.append(sender.poll())
-    assert decode.rows.buffers.read(index, room) is None
+    assert receiver.metadata is None
     assert not receiver.poll().ended
     sender.send([], metadata)
     assert ended(sender, receiver) == [KVPoll.Success] * 2
@@ -258,58 +250,7 @@ def test_what_arrives_is_what_was_sent(
     for first, length in target:
         beside[first : first + length] = False
     assert (decode.memory.view[beside] == 255).all()
-    assert decode.rows.buffers.read(index, room) == metadata
-    decode.rows.release(index)
-
-
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (2, 4), (4, 2), (1, 4)])
-def test_different_numbers_of_ranks(kind: str, sizes: tuple[int, int]) -> None:
-    source, target = [Run(5, 30), Run(100, 3)], [Run(60, 1), Run(7, 32)]
-    with opened(kind, ready=False) as pair:
-        for size, add in zip(sizes, (pair.add_prefill, pair.add_decode)):
-            for rank in range(size):
-                part = layout(rank * HEADS // size, HEADS // size, "head" if rank % 2 else "token")
-                add(part, rank=rank, ranks=size)
-        room = next(ROOMS)
-        senders = [side.manager.sender(room) for side in pair.prefill]
-        receivers = [pair.receiver(room, rank) for rank in range(sizes[1])]
-        for receiver, side in zip(receivers, pair.decode):
-            wait_for(lambda receiver=receiver: receiver.poll() is KVPoll.WaitingForInput)
-            receiver.init(target, 0, side.rows.alloc())
-        for sender in senders:
-            wait_for(lambda sender=sender: sender.poll() is KVPoll.WaitingForInput)
-            sender.init(33)
-            sender.send(source, Metadata(output_ids=(1,)))
-        assert set(ended(*senders, *receivers)) == {KVPoll.Success}
-        whole = known(make_memory(SLOTS, layout()))
-        for side in pair.decode:
-            span = side.memory.layout.span
-            wanted = tokens_at(whole, source)[:, :, :, span.start : span.stop]
-            assert (tokens_at(side.memory, target) == wanted).all()
-
-
-def test_ranks_that_hold_the_same_heads(kind: str) -> None:
-    """More prefill ranks than heads: those that are not asked for any end all the same."""
-    with opened(kind, ready=False) as pair:
-        for rank in range(4):
-            pair.add_prefill(layout(rank // 2 * 2, 2), rank=rank, ranks=4)
-        pair.add_decode()
-        room = next(ROOMS)
-        senders = [side.manager.sender(room) for side in pair.prefill]
-        receiver = pair.receiver(room)
-        wait_for(lambda: receiver.poll() is KVPoll.WaitingForInput)
-        receiver.init([Run(0, 5)], 0, 0)
-        for sender in senders:
-            wait_for(lambda sender=sender: sender.poll() is KVPoll.WaitingForInput)
-            sender.init(5)
-            sender.send([Run(50, 5)], Metadata(output_ids=(1,)))
-        assert set(ended(*senders, receiver)) == {KVPoll.Success}
-        whole = known(make_memory(SLOTS, layout()))
-        assert (pair.decode[0].memory.view[:5] == whole.view[50:55]).all()
-        assert share(range(HEADS), [side.memory.layout.span for side in pair.prefill]) == [
-            (0, range(2)),
-            (2, range(2, 4)),
-        ]
+    assert receiver.metadata == metadata
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------------
@@ -317,7 +258,7 @@ def test_ranks_that_hold_the_same_heads(kind: str) -> None:
 
 def test_an_abort_ends_both_sides_and_nothing_is_written_any_more(pair: Pair) -> None:
     memory = pair.decode[0].memory
-    sender, receiver, _ = begin(pair, [Run(0, 20)])
+    sender, receiver = begin(pair, [Run(0, 20)])
     sender.init(20)
     sender.send([Run(100, 5)])
     wait_for(lambda: memory.view[:5].any())
@@ -329,13 +270,13 @@ def test_an_abort_ends_both_sides_and_nothing_is_written_any_more(pair: Pair) ->
     assert "the client is gone" in str(sender.failure())
     one_good(pair)  # behind it on the same connections
     assert (memory.view[:200] == 9).all()
-    sender, receiver, index = begin(pair, [Run(0, 4)])
+    sender, receiver = begin(pair, [Run(0, 4)])
     sender.init(4)
     sender.send([Run(0, 2)])
     sender.abort("no longer wanted")
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     assert "no longer wanted" in str(receiver.failure())
-    assert pair.decode[0].rows.buffers.read(index, receiver.bootstrap_id) is None
+    assert receiver.metadata is None
     sender.abort("again")
     receiver.abort("again")
     assert "again" not in str(receiver.failure())
@@ -348,7 +289,7 @@ def test_who_comes_late_is_told_of_a_failure(pair: Pair) -> None:
     sender.abort("too long a prompt")
     receiver = pair.receiver(first)
     wait_for(lambda: receiver.poll() is KVPoll.WaitingForInput)
-    receiver.init([Run(0, 1)], 0, 0)
+    receiver.init([Run(0, 1)], 0)
     assert ended(receiver) == [KVPoll.Failed]
     assert "too long a prompt" in str(receiver.failure())
     receiver = pair.receiver(second)
@@ -361,12 +302,12 @@ def test_who_comes_late_is_told_of_a_failure(pair: Pair) -> None:
 
 @pytest.mark.parametrize("said", [3, 5])
 def test_another_number_of_tokens(pair: Pair, said: int) -> None:
-    sender, receiver, _ = begin(pair, [Run(0, 4)])
+    sender, receiver = begin(pair, [Run(0, 4)])
     sender.init(said)
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     assert f"has {said} tokens from 0 on, the decode side made room for 4" in str(receiver.failure())
     for runs, words in (([Run(0, 5)], "5 tokens were sent of 4"), ([Run(0, 3)], "3 tokens were sent of 4")):
-        sender, receiver, _ = begin(pair, [Run(0, 4)])
+        sender, receiver = begin(pair, [Run(0, 4)])
         sender.init(4)
         sender.send(runs, Metadata(output_ids=(1,)))
         assert ended(sender, receiver) == [KVPoll.Failed] * 2
@@ -375,18 +316,18 @@ def test_another_number_of_tokens(pair: Pair, said: int) -> None:
 
 
 def test_slots_and_metadata_that_cannot_be(pair: Pair) -> None:
-    sender, receiver, _ = begin(pair, [Run(0, 4)])
+    sender, receiver = begin(pair, [Run(0, 4)])
     sender.init(4)
     sender.send([Run(SLOTS - 2, 4)])
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
     assert "slots" in str(receiver.failure())
-    sender, receiver, _ = begin(pair, [Run(SLOTS - 2, 4)])
+    sender, receiver = begin(pair, [Run(SLOTS - 2, 4)])
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
-    sender, receiver, _ = begin(pair, [Run(0, 4)])
+    sender, receiver = begin(pair, [Run(0, 4)])
     sender.init(4)
-    sender.send([Run(0, 4)], Metadata(output_ids=(1,), hidden=(0.5,) * 5000))
+    sender.send([Run(0, 4)], Metadata(output_ids=(1,), token_ids=((0.5,) * 1_000_000,)))
     assert ended(sender, receiver) == [KVPoll.Failed] * 2
-    assert "a row holds" in str(receiver.failure())
+    assert "bytes" in str(receiver.failure())
     one_good(pair)
 
 
@@ -426,7 +367,7 @@ def test_deadlines_name_what_did_not_come(kind: str) -> None:
         assert isinstance(nobody.failure(), TransferLate)
         assert "not reached within 3 s: 127.0.0.1:1: the bootstrap server" in str(nobody.failure())
     with opened(kind, waiting_timeout=0.3) as pair:
-        sender, receiver, _ = begin(pair, [Run(0, 4)])
+        sender, receiver = begin(pair, [Run(0, 4)])
         sender.init(4)
         assert ended(sender, receiver) == [KVPoll.Failed] * 2
         assert isinstance(receiver.failure(), TransferLate)
@@ -436,8 +377,8 @@ def test_sides_that_do_not_fit_are_told_at_once(kind: str) -> None:
     other = KVLayout(3, HEADS, 8, "bfloat16", 0, HEADS)
     for options, part, words in (
         ({"key": b"another key"}, None, "key"),
-        ({"row_bytes": 128}, None, "metadata rows have 128 bytes on the decode side, 4096"),
         ({}, other, "head_bytes 16, this one's 8"),
+        ({}, layout(heads=2), "heads 4, this one's 2"),
     ):
         with opened(kind, ready=False) as pair:
             pair.add_prefill()
@@ -488,8 +429,7 @@ def test_injected_faults_are_found(
         room = next(ROOMS)
         sender, receiver = pair.prefill[0].manager.sender(room), pair.receiver(room)
         wait_for(lambda: receiver.poll() is not KVPoll.Bootstrapping)
-        index = side.rows.alloc()
-        receiver.init([Run(0, 40)], 0, index)
+        receiver.init([Run(0, 40)], 0)
         wait_for(lambda: sender.poll() is not KVPoll.Bootstrapping)
         sender.init(40)
         sender.send([Run(100, 40)], Metadata(output_ids=(1,)))
@@ -548,7 +488,7 @@ def test_closing_fails_what_is_left_and_leaves_nothing_behind(kind: str) -> None
     def once() -> None:
         with opened(kind) as pair:
             one_good(pair)
-            sender, receiver, _ = begin(pair, [Run(0, 4)])
+            sender, receiver = begin(pair, [Run(0, 4)])
             pair.prefill[0].manager.close()
             assert ended(sender, receiver) == [KVPoll.Failed] * 2
             assert "ending" in str(sender.failure())
@@ -630,14 +570,12 @@ class Process:
             self._lines.put(json.loads(line))
 
 
-def wanted(side: Side, bootstrap: str, target: list[Run]) -> tuple[Any, int]:
+def wanted(side: Side, bootstrap: str, target: list[Run]) -> Any:
     room = next(ROOMS)
     receiver = side.manager.receiver(bootstrap, room)
     wait_for(lambda: receiver.poll() is not KVPoll.Bootstrapping)
-    index = side.rows.alloc()
-    assert index is not None
-    receiver.init(target, 0, index)
-    return receiver, index
+    receiver.init(target, 0)
+    return receiver
 
 
 @pytest.mark.parametrize("kind", BETWEEN)
@@ -648,18 +586,16 @@ def test_between_processes(kind: str) -> None:
     process = Process(kind)
     try:
         for target in ([Run(0, 64)], [Run(200, 30), Run(10, 34)]):
-            receiver, index = wanted(side, process.bootstrap, target)
+            receiver = wanted(side, process.bootstrap, target)
             process.tell(room=receiver.bootstrap_id, chunks=[[[7, 20]], [[100, 30], [90, 4]], [[200, 10]]])
             assert ended(receiver) == [KVPoll.Success], receiver.failure()
             said = wait_for(lambda: [one for one in [process.hear()] if "room" in one])[0]
             assert said == {"room": receiver.bootstrap_id, "poll": KVPoll.Success, "failure": "None"}
             expected = tokens_at(source, [Run(7, 20), Run(100, 30), Run(90, 4), Run(200, 10)])
             assert (tokens_at(side.memory, target) == expected).all()
-            metadata = side.rows.buffers.read(index, receiver.bootstrap_id)
-            assert metadata is not None
-            assert metadata.output_ids == (receiver.bootstrap_id,)
+            assert receiver.metadata.output_ids == (receiver.bootstrap_id,)
 
-        receiver, _ = wanted(side, process.bootstrap, [Run(0, 64)])
+        receiver = wanted(side, process.bootstrap, [Run(0, 64)])
         process.tell(room=receiver.bootstrap_id, chunks=[[[0, 40]], [[40, 24]]], never=True)
         assert process.hear() == {"sent": receiver.bootstrap_id}
         process.signal(signal.SIGKILL)
@@ -671,7 +607,7 @@ def test_between_processes(kind: str) -> None:
         process = Process(kind, process.port)
         process.tell(room=again.bootstrap_id, chunks=[[[5, 2]], [[9, 1]]])
         wait_for(lambda: again.poll() is KVPoll.WaitingForInput)
-        again.init([Run(30, 3)], 0, side.rows.alloc())
+        again.init([Run(30, 3)], 0)
         assert ended(again) == [KVPoll.Success]
         assert (side.memory.view[30:33] == tokens_at(source, [Run(5, 2), Run(9, 1)])).all()
     finally:
@@ -685,7 +621,7 @@ def test_a_silent_process_is_lost(kind: str) -> None:
     side = Side.make(kind, make_memory(SLOTS, layout()), heartbeat=1.0, heartbeat_misses=5)
     process = Process(kind)
     try:
-        receiver, _ = wanted(side, process.bootstrap, [Run(0, 8)])
+        receiver = wanted(side, process.bootstrap, [Run(0, 8)])
         process.tell(room=receiver.bootstrap_id, chunks=[[[0, 4]], [[4, 4]]], never=True)
         assert process.hear() == {"sent": receiver.bootstrap_id}
         time.sleep(7)

@@ -4,5 +4,5 @@ The decode side connects to the prefill side: one connection for messages, with 
 and, if KV is pushed, several more for its pieces. When a side is lost, or silent for too long, all its
 transfers fail; the next transfer connects anew.
 
-messages < handshake . link < streams < sending . receiving < manager
+messages < handshake < streams < link < side < sending . receiving < manager
 """

@@ -10,7 +10,8 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -28,10 +29,6 @@ from runtime.ipc.socket_mailbox import HEAD, frame
 from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLost, WireError, from_dict
 
 NONCE_BYTES = 32
-
-
-class Stranger(TransferError):
-    """The connecting side does not have the key."""
 
 
 def greet(end: socket.socket, hello: Hello, key: bytes | None, timeout: float) -> Welcome:
@@ -54,14 +51,15 @@ def greet(end: socket.socket, hello: Hello, key: bytes | None, timeout: float) -
                 raise TransferError("the prefill side does not hold the key of this one", where="hello")
             return welcome
         case Refused(error):
-            raise _refusal(error)
+            fault = from_dict(error)
+            raise fault if isinstance(fault, TransferError) else TransferError(str(fault), where="hello")
         case _:
             raise TransferError("the prefill side answered out of turn", where="hello")
 
 
 def receive_hello(end: socket.socket, key: bytes | None, timeout: float) -> tuple[Hello, bytes]:
-    """The listening side: the hello, and the proof for the answer. Raises Stranger, of which the other side
-    is notified, TransferError, TransferPeerLost."""
+    """The listening side: the hello, and the proof for the answer. Raises TransferError, of which
+    a side with another key is notified; TransferPeerLost."""
     until = time.monotonic() + timeout
     nonce = secrets.token_bytes(NONCE_BYTES)
     _send(end, Challenge(nonce), until)
@@ -69,7 +67,7 @@ def receive_hello(end: socket.socket, key: bytes | None, timeout: float) -> tupl
     if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
         raise TransferError("somebody connected and did not say hello", where="hello")
     if not hmac.compare_digest(hello.proof, _proof(key, b"decode", nonce, hello.nonce)):
-        stranger = Stranger(
+        stranger = TransferError(
             "the decode side does not hold the key of the prefill side",
             where="hello",
             hint="give both sides the same key",
@@ -85,10 +83,8 @@ def welcome(end: socket.socket, answer: Welcome, timeout: float) -> None:
 
 def refuse(end: socket.socket, fault: RuntimeFault, timeout: float = 5.0) -> None:
     """Send the reason; it need not arrive."""
-    try:
+    with suppress(TransferError):
         _send(end, Refused(fault.to_dict()), time.monotonic() + timeout)
-    except TransferError:
-        return
 
 
 def receive_exactly(end: socket.socket, target: memoryview, until: float | None = None) -> None:
@@ -102,43 +98,39 @@ def receive_exactly(end: socket.socket, target: memoryview, until: float | None 
         target = target[count:]
 
 
-def _refusal(error: dict[str, object]) -> TransferError:
-    fault = from_dict(error)
-    return fault if isinstance(fault, TransferError) else TransferError(str(fault), where="hello")
-
-
 def _proof(key: bytes | None, side: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(key or b"no key", b"sglang-dsl transfer " + side + first + second, "sha256")
 
 
 def _send(end: socket.socket, item: msgspec.Struct, until: float) -> None:
-    _patiently(end, until, lambda: end.sendall(frame(GREETING.encode(item))))
+    with _in_time(end, until):
+        end.sendall(frame(GREETING.encode(item)))
 
 
 def _receive(end: socket.socket, until: float) -> msgspec.Struct:
     head = bytearray(HEAD.size)
-    _patiently(end, until, lambda: receive_exactly(end, memoryview(head), until))
-    (size,) = HEAD.unpack(head)
-    if size > MAX_HELLO:
-        raise TransferError(f"a hello of {size} bytes; at most {MAX_HELLO} are taken", where="hello")
-    body = bytearray(size)
-    _patiently(end, until, lambda: receive_exactly(end, memoryview(body), until))
+    with _in_time(end, until):
+        receive_exactly(end, memoryview(head), until)
+        (size,) = HEAD.unpack(head)
+        if size > MAX_HELLO:
+            raise TransferError(f"a hello of {size} bytes; at most {MAX_HELLO} are taken", where="hello")
+        body = bytearray(size)
+        receive_exactly(end, memoryview(body), until)
     try:
         return GREETING.decode(body)
     except WireError as error:
         raise TransferError(f"not a hello: {error}", where="hello") from error
 
 
-def _patiently(end: socket.socket, until: float, act: Callable[[], None]) -> None:
+@contextmanager
+def _in_time(end: socket.socket, until: float) -> Iterator[None]:
     left = until - time.monotonic()
     if left <= 0:
         raise TransferPeerLost("the other engine did not say hello in time", where="hello")
     end.settimeout(left)
     try:
-        act()
+        yield
     except OSError as error:
-        raise TransferPeerLost(f"the other engine was lost: {_cause(error)}", where="hello") from error
-
-
-def _cause(error: OSError) -> str:
-    return "it did not answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        late = isinstance(error, TimeoutError)
+        cause = "it did not answer in time" if late else error.strerror or str(error)
+        raise TransferPeerLost(f"the other engine was lost: {cause}", where="hello") from error

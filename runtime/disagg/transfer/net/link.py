@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.disagg.transfer.memory import KVLayout
 from runtime.disagg.transfer.net.messages import MAX_MESSAGE, MESSAGES, Ping
+from runtime.disagg.transfer.net.streams import PieceSender
 from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLost, WireError
 
@@ -29,74 +29,55 @@ PING_S = 0.05
 
 
 class Link:
-    """end: connected, after the handshake; the link closes it. peer, layout: the other side and its KV;
-    pulls: the decode side fetches KV. Each message is passed to `take`; `lost` is called once, if the link
-    ends by itself. heartbeat, misses: how often heartbeats must come; peer_heartbeat: how often the other
-    side expects one."""
+    """end: connected, after the handshake; the link closes it. pulls: the decode side fetches KV; streams:
+    where the prefill side pushes it otherwise. Each message is passed to `take`; `lost` is called once, if
+    the link ends by itself. silence: seconds until a peer without heartbeats is lost; ping: between two
+    heartbeats of this side."""
 
     def __init__(
-        self,
-        end: socket.socket,
-        peer: str,
-        session: str,
-        layout: KVLayout,
-        *,
-        heartbeat: float,
-        misses: int,
-        peer_heartbeat: float,
-        pulls: bool = False,
+        self, end: socket.socket, peer: str, session: str, *, silence: float, ping: float, pulls: bool
     ) -> None:
         self.pulls = pulls
-        self.peer, self.session, self.layout = peer, session, layout
-        self._end = end
-        self._heartbeat, self._misses = heartbeat, misses
-        self._ping_s = max(PING_S, min(heartbeat, peer_heartbeat) / 2)
+        self.streams: PieceSender | None = None
+        self.peer, self.session = peer, session
+        self._end, self._silence, self._ping_s = end, silence, max(PING_S, ping)
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUED_MESSAGES)
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         self._fault: RuntimeFault | None = None
         self._closing: list[Callable[[], None]] = []
 
     def start(self, take: Callable[[Link, Any], None], lost: Callable[[Link, RuntimeFault], None]) -> None:
         self._take, self._lost = take, lost
-        self._end.settimeout(self._heartbeat * self._misses)
+        self._end.settimeout(self._silence)
         for act in (self._read, self._write):
             threading.Thread(target=act, name=f"transfer {self.peer}", daemon=True).start()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def on_close(self, act: Callable[[], None]) -> None:
         """Call it when the link ends; at once if it has."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._closing.append(act)
                 return
         act()
 
     def send(self, item: msgspec.Struct) -> None:
-        """Never blocks; a link that has ended drops it. Raises WireError for a message that cannot be
-        encoded."""
+        """Never blocks; a link that has ended drops it. Raises WireError if it cannot be encoded."""
         data = frame(MESSAGES.encode(item))
-        if self._closed:
+        if self.closed:
             return
         try:
             self._outgoing.put_nowait(data)
         except queue.Full:
-            self._end_with(TransferPeerLost("the other engine takes no messages", where=self.peer))
+            self.break_off(TransferPeerLost("the other engine takes no messages", where=self.peer))
 
     def close(self) -> None:
         """End it without a report. Queued messages are still sent, if that does not block."""
-        self._end_with(None)
-
-    def break_off(self, fault: RuntimeFault) -> None:
-        """End it as if it had ended by itself."""
-        self._end_with(fault)
+        self.break_off(None)
 
     def _read(self) -> None:
         """Until it ends. `lost` is called from this thread, which holds no lock of others."""
-        self._end_with(self._read_all())
+        self.break_off(self._read_all())
         if self._fault is not None:
             self._lost(self, self._fault)
 
@@ -110,10 +91,8 @@ class Link:
                         self._take(self, item)
             return TransferPeerLost("the other engine closed the connection", where=self.peer)
         except TimeoutError:
-            silent = self._heartbeat * self._misses
-            return TransferPeerLost(
-                f"the other engine gave no sign of life for {silent:g} s", where=self.peer
-            )
+            lost = f"the other engine gave no sign of life for {self._silence:g} s"
+            return TransferPeerLost(lost, where=self.peer)
         except OSError as error:
             return TransferPeerLost(f"the connection was lost: {error.strerror or error}", where=self.peer)
         except WireError as error:
@@ -134,7 +113,7 @@ class Link:
             try:
                 self._end.sendall(data)
             except OSError as error:
-                self._end_with(
+                self.break_off(
                     TransferPeerLost(f"the connection was lost: {error.strerror or error}", where=self.peer)
                 )
                 break
@@ -142,11 +121,12 @@ class Link:
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
-    def _end_with(self, fault: RuntimeFault | None) -> None:
+    def break_off(self, fault: RuntimeFault | None) -> None:
+        """End it as if it had ended by itself, with this fault; None: without a report."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed, self._fault = True, fault
+            self.closed, self._fault = True, fault
             closing, self._closing = self._closing, []
         for act in closing:
             act()

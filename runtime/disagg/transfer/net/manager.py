@@ -15,23 +15,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, RankInfo, register, resolve
+from runtime.disagg.transfer.bootstrap import REQUEST_S, EngineInfo, register, resolve
 from runtime.disagg.transfer.kv_manager import KVManager, TransferOptions
 from runtime.disagg.transfer.memory import KVMapping, KVMemory, cut, size_of, tokens_of
-from runtime.disagg.transfer.metadata import MetadataBuffers
 from runtime.disagg.transfer.net.handshake import greet, receive_hello, refuse, welcome
 from runtime.disagg.transfer.net.link import Link
 from runtime.disagg.transfer.net.messages import Chunk, Hello, Welcome
 from runtime.disagg.transfer.net.receiving import Receiver, ReceivingSide
 from runtime.disagg.transfer.net.sending import Sender, SendingSide
-from runtime.disagg.transfer.net.streams import MAX_PIECE, Arrived, Piece, PieceReceiver, PieceSender
+from runtime.disagg.transfer.net.streams import MAX_PIECE, PIECE_BYTES, Arrived, PieceReceiver, PieceSender
 from runtime.plan import Run
-from runtime.protocol.errors import (
-    EngineDead,
-    RuntimeFault,
-    TransferError,
-    TransferPeerLost,
-)
+from runtime.protocol.errors import EngineDead, RuntimeFault, TransferError, TransferPeerLost
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +35,8 @@ GREETINGS = 64
 """Handshakes at once, at most; more connections are closed."""
 PART_PIECES = 4
 """How many pieces' bytes are fetched at once."""
+STREAMS = 2
+"""Connections for the KV between two managers, if it is pushed."""
 CLOSE_S = 5.0
 
 
@@ -50,17 +46,14 @@ class SocketManager(KVManager):
     carries: ClassVar[bool] = True
     name: ClassVar[str]
 
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        self.memory, self.rows = memory, rows
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
+        self.memory = memory
         self.options = (options or TransferOptions()).verify()
-        self.sending = SendingSide(memory, rows, self.options, self._push)
-        self.receiving = ReceivingSide(memory, rows, self.options, self._connect)
+        self.sending = SendingSide(memory, self.options)
+        self.receiving = ReceivingSide(memory, self.options, self._connect)
         self._lock = threading.Lock()
         self._closed = False
         self._links: dict[str, Link] = {}
-        self._streams: dict[str, PieceSender] = {}
         self._listener: socket.socket | None = None
         self._greetings = threading.Semaphore(GREETINGS)
         self._sent = self._received = 0  # bytes; of links that are there, their streams count
@@ -89,7 +82,7 @@ class SocketManager(KVManager):
 
     def fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
         """Begin to fetch these tokens (to Receiver.write_tokens); must not block."""
-        raise TransferError("KV to be fetched came unasked", where=link.peer)
+        receiver.fail(TransferError("KV to be fetched came unasked", where=link.peer))
 
     # -- KVManager -------------------------------------------------------------------------------------------
 
@@ -97,15 +90,7 @@ class SocketManager(KVManager):
         self._listener, address = self.open()
         threading.Thread(target=self._accept, args=(self._listener,), name="transfer", daemon=True).start()
         if bootstrap is not None:
-            info = RankInfo(
-                address=address,
-                transfer=self.name,
-                layout=self.memory.layout,
-                row_bytes=self.rows.row_bytes,
-                rank=self.options.rank,
-                ranks=self.options.ranks,
-            )
-            register(bootstrap, info, self.options.key, REQUEST_S)
+            register(bootstrap, EngineInfo(address, self.name), self.options.key, REQUEST_S)
         return address
 
     def sender(self, bootstrap_id: int) -> Sender:
@@ -118,8 +103,8 @@ class SocketManager(KVManager):
 
     def state(self) -> dict[str, Any]:
         with self._lock:
-            sent = self._sent + sum(one.bytes for one in self._streams.values())
-            links = len(self._links)
+            streams = [link.streams for link in self._links.values() if link.streams is not None]
+            sent, links = self._sent + sum(one.bytes for one in streams), len(self._links)
         return {
             "transfer": self.name,
             "links": links,
@@ -194,20 +179,15 @@ class SocketManager(KVManager):
                 hint="start both sides with the same --disaggregation-transfer-backend",
             )
         hello.layout.check(self.memory.layout)
-        if hello.kind == "messages" and hello.row_bytes != self.rows.row_bytes:
-            raise TransferError(
-                f"metadata rows have {hello.row_bytes} bytes on the decode side,"
-                f" {self.rows.row_bytes} on the prefill side",
-                where="hello",
-                hint="start both sides with the same settings",
-            )
-        if hello.kind == "stream" and hello.session not in self._streams:
-            raise TransferPeerLost("the connection that this stream belongs to has ended", where="hello")
 
     def _add_stream(self, end: socket.socket, hello: Hello, proof: bytes) -> None:
-        answer = Welcome(proof=proof, layout=self.memory.layout, session=hello.session)
-        welcome(end, answer, HELLO_S)
-        self._streams[hello.session].add(end)
+        link = self._links.get(hello.session)
+        if link is None or link.streams is None:
+            fault = TransferPeerLost("the connection that this stream belongs to has ended", where="hello")
+            refuse(end, fault)
+            raise fault
+        welcome(end, Welcome(proof=proof, layout=self.memory.layout, session=hello.session), HELLO_S)
+        link.streams.add(end)
 
     def _add_link(self, end: socket.socket, hello: Hello, proof: bytes) -> None:
         session = secrets.token_hex(16)
@@ -220,13 +200,11 @@ class SocketManager(KVManager):
             heartbeat=self.options.heartbeat,
             extra=self.extra(),
         )
-        peer = f"decode rank {hello.rank} of {hello.ranks}"
-        link = self._link(end, peer, session, hello, pulls=mapping is not None)
+        link = self._link(end, "the decode engine", session, hello, pulls=mapping is not None)
         if not link.pulls:
-            streams = PieceSender(self.options.faults, link.break_off)
-            link.on_close(streams.close)
-            with self._lock:
-                self._streams[session] = streams
+            link.streams = PieceSender(self.options.faults, link.break_off)
+            link.on_close(link.streams.close)
+        self._keep(link)  # its streams may come as soon as it is welcome
         try:
             welcome(end, answer, HELLO_S)
             self.met(link, end, hello)
@@ -235,66 +213,37 @@ class SocketManager(KVManager):
             raise
         self._begin(link, self.sending.take)
 
-    def _push(self, link: Link, piece: Piece) -> None:
-        streams = self._streams.get(link.session)
-        if streams is not None:
-            streams.put(piece)
-
     # -- the decode side's connections -----------------------------------------------------------------------
 
-    def _connect(self, bootstrap: str) -> list[Link]:
+    def _connect(self, bootstrap: str) -> Link:
         engine = resolve(bootstrap, self.options.key, REQUEST_S)
-        self._check_engine(engine, bootstrap)
-        links: list[Link] = []
-        try:
-            for info in engine.ranks:
-                link = self._connect_rank(info)
-                links.append(link)
-        except BaseException:
-            for link in links:
-                link.close()
-            raise
-        return links
-
-    def _check_engine(self, engine: EngineInfo, bootstrap: str) -> None:
         if engine.transfer != self.name:
             raise TransferError(
                 f"the prefill side has transfer {engine.transfer!r}, this side {self.name!r}",
                 where=bootstrap,
                 hint="start both sides with the same --disaggregation-transfer-backend",
             )
-        if engine.dp_size * engine.pp_size > 1:
-            raise TransferError(
-                "a prefill side with several dp or pp ranks is not supported", where=bootstrap
-            )
-        for info in engine.ranks:
-            self.memory.layout.check(info.layout)
-
-    def _connect_rank(self, info: RankInfo) -> Link:
-        end = self._dial(info.address)
+        end = self._dial(engine.address)
         try:
             answer = greet(end, self._hello("messages", ""), self.options.key, HELLO_S)
             self.memory.layout.check(answer.layout)
-            link = self._link(
-                end, f"prefill rank {info.rank} of {info.ranks}", answer.session, answer,
-                pulls=answer.mapping is not None,
-            )  # fmt: skip
+            pulls = answer.mapping is not None
+            link = self._link(end, "the prefill engine", answer.session, answer, pulls=pulls)
             self.met(link, end, answer)
         except BaseException:
             end.close()
             raise
         self._begin(link, self._take_sent)
-        if not link.pulls:
-            try:
-                for _ in range(self.options.streams):
-                    self._open_stream(link, info)
-            except BaseException:
-                link.close()
-                raise
+        try:
+            for _ in range(0 if link.pulls else STREAMS):
+                self._open_stream(link, engine.address)
+        except BaseException:
+            link.close()
+            raise
         return link
 
-    def _open_stream(self, link: Link, info: RankInfo) -> None:
-        end = self._dial(info.address)
+    def _open_stream(self, link: Link, address: str) -> None:
+        end = self._dial(address)
         try:
             greet(end, self._hello("stream", link.session), self.options.key, HELLO_S)
         except BaseException:
@@ -312,13 +261,10 @@ class SocketManager(KVManager):
         link.on_close(stream.close)
 
     def _take_sent(self, link: Link, message: Any) -> None:
-        if isinstance(message, Chunk) and link.pulls:
-            receiver = self.receiving.find(message.bootstrap_id)
-            if receiver is not None:
-                self._received += size_of(self.memory.layout, message.runs, receiver.heads(link))
-                self.fetch(link, message, receiver)
-        else:
+        if not isinstance(message, Chunk):
             self.receiving.take(link, message)
+        elif (receiver := self.receiving.find(message.bootstrap_id)) is not None:
+            self.fetch(link, message, receiver)
 
     def _dial(self, address: str) -> socket.socket:
         try:
@@ -335,9 +281,6 @@ class SocketManager(KVManager):
             layout=self.memory.layout,
             kind=kind,
             session=session,
-            rank=self.options.rank,
-            ranks=self.options.ranks,
-            row_bytes=self.rows.row_bytes,
             heartbeat=self.options.heartbeat,
             extra=self.extra(),
         )
@@ -347,34 +290,27 @@ class SocketManager(KVManager):
     def _link(
         self, end: socket.socket, peer: str, session: str, hello: Hello | Welcome, *, pulls: bool
     ) -> Link:
-        options = self.options
-        link = Link(
-            end,
-            peer,
-            session,
-            hello.layout,
-            heartbeat=options.heartbeat,
-            misses=options.heartbeat_misses,
-            peer_heartbeat=hello.heartbeat,
-            pulls=pulls,
-        )
+        silence = self.options.heartbeat * self.options.heartbeat_misses
+        ping = min(self.options.heartbeat, hello.heartbeat) / 2
+        link = Link(end, peer, session, silence=silence, ping=ping, pulls=pulls)
         link.on_close(lambda: self._forget(link))
         return link
 
-    def _begin(self, link: Link, take: Any) -> None:
+    def _keep(self, link: Link) -> None:
         with self._lock:
-            self._links[link.session] = link
-            closed = self._closed
+            if not link.closed:
+                self._links[link.session] = link
+
+    def _begin(self, link: Link, take: Any) -> None:
+        self._keep(link)
         link.start(take, self._lost)
-        if closed:
+        if self._closed:
             link.close()
 
     def _forget(self, link: Link) -> None:
         with self._lock:
-            self._links.pop(link.session, None)
-            streams = self._streams.pop(link.session, None)
-            if streams is not None:
-                self._sent += streams.bytes
+            if self._links.pop(link.session, None) is not None and link.streams is not None:
+                self._sent += link.streams.bytes
 
     def _lost(self, link: Link, fault: RuntimeFault) -> None:
         level = logging.WARNING if self.sending.live or self.receiving.live else logging.INFO
@@ -384,22 +320,21 @@ class SocketManager(KVManager):
 
 
 class PullingManager(SocketManager):
-    def __init__(
-        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
-    ) -> None:
-        super().__init__(memory, rows, options)
+    def __init__(self, memory: KVMemory, options: TransferOptions | None = None) -> None:
+        super().__init__(memory, options)
         self._jobs: queue.SimpleQueue[tuple[Link, Chunk, Receiver] | None] = queue.SimpleQueue()
         self._fetcher: threading.Thread | None = None
-        self.part_bytes = max(
-            PART_PIECES * self.options.piece_bytes, memory.layout.token_bytes(memory.layout.heads)
-        )
+        self.part_bytes = max(PART_PIECES * PIECE_BYTES, memory.layout.token_bytes(memory.layout.heads))
 
     @abstractmethod
-    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+    def bring(self, link: Link, there: Sequence[Run], receiver: Receiver, first: int) -> bool:
         """The KV of these slots of the prefill side, at most part_bytes, to the receiver's tokens from
         `first` on (Receiver.write_tokens). False: the transfer has ended. Raises TransferError."""
 
     def fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
+        if not link.pulls:
+            return super().fetch(link, chunk, receiver)
+        self._received += size_of(self.memory.layout, chunk.runs, self.memory.layout.span)
         with self._lock:
             if self._fetcher is None:
                 self._fetcher = threading.Thread(target=self._fetch_all, name="transfer fetch", daemon=True)
@@ -424,13 +359,12 @@ class PullingManager(SocketManager):
                 receiver.fail(TransferError(f"KV could not be fetched: {error}", where=link.peer))
 
     def _fetch(self, link: Link, chunk: Chunk, receiver: Receiver) -> None:
-        heads = receiver.heads(link)
         # In parts, so that an abort of the transfer need not wait long.
-        size = max(1, self.part_bytes // self.memory.layout.token_bytes(max(1, len(heads))))
+        size = self.part_bytes // self.memory.layout.token_bytes(self.memory.layout.heads)
         count = tokens_of(chunk.runs)
         for at in range(0, count, size):
             if receiver.progress.ended:
                 return
             part = cut(chunk.runs, at, min(size, count - at))
-            if not self.bring(link, part, heads, receiver, chunk.first + at):
+            if not self.bring(link, part, receiver, chunk.first + at):
                 return

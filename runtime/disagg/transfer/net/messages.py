@@ -24,8 +24,7 @@ class Challenge(msgspec.Struct, frozen=True):
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """From the connecting side. proof: see handshake. kind: the purpose of the connection; session: the one
-    that a stream belongs to. rank of ranks: of the decode side. heartbeat: seconds between expected
-    heartbeats. extra: of the transfer."""
+    that a stream belongs to. heartbeat: seconds between expected heartbeats. extra: of the transfer."""
 
     nonce: bytes
     proof: bytes
@@ -33,9 +32,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     layout: KVLayout
     kind: Literal["messages", "stream"] = "messages"
     session: str = ""
-    rank: int = 0
-    ranks: int = 1
-    row_bytes: int = 0
     heartbeat: float = 5.0
     extra: bytes = b""
 
@@ -58,15 +54,11 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True):
-    """Decode side: this transfer's tokens from `start` on, so many, in `heads` key heads from `first` on
-    (maybe none). ranks: how many decode ranks send a Want to each prefill rank."""
+    """Decode side: so many of this transfer's tokens, from `start` on."""
 
     bootstrap_id: int
     start: int
     tokens: int
-    first: int
-    heads: int
-    ranks: int
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -78,7 +70,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowData(msgspec.Struct, frozen=True, array_like=True):
-    """Prefill side: a metadata row, packed."""
+    """Prefill side: the metadata, packed."""
 
     bootstrap_id: int
     row: bytes

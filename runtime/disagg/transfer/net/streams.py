@@ -13,17 +13,20 @@ import socket
 import struct
 import threading
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
 from runtime.disagg.transfer.faults import Faults
-from runtime.disagg.transfer.memory import Order
+from runtime.disagg.transfer.kv_manager import KVSender
+from runtime.disagg.transfer.memory import KVMemory, Order, tokens_of
 from runtime.disagg.transfer.net.handshake import receive_exactly
+from runtime.plan import Run
 from runtime.protocol.errors import RuntimeFault, TransferCorrupt, TransferError, TransferPeerLost
 
 log = logging.getLogger(__name__)
 
+PIECE_BYTES = 4 << 20
+"""Bytes of KV sent in one piece, about."""
 MAX_PIECE = 256 << 20
 """Bytes of a piece that are taken, where one token is not more."""
 _HEAD = struct.Struct("<QIIIBI")  # transfer, first, tokens, bytes, order, checksum of the bytes
@@ -31,19 +34,20 @@ _CHECK = struct.Struct("<I")  # of the head
 _ORDERS: tuple[Order, Order] = ("token", "head")
 
 
-class Piece(ABC):
-    """Some tokens of a transfer. read(): their bytes now, None where the transfer has ended."""
+class Piece(NamedTuple):
+    """Some tokens of a transfer, from the `first` on: read from the pool when a connection is free."""
 
-    bootstrap_id: int
+    sender: KVSender
+    memory: KVMemory
     first: int
-    tokens: int
-    order: Order
+    runs: list[Run]
 
-    @abstractmethod
-    def read(self) -> memoryview | None: ...
-
-    @abstractmethod
-    def failed(self, fault: RuntimeFault) -> None: ...
+    def read(self) -> memoryview | None:
+        """None: the transfer has ended."""
+        with self.sender.progress.lock:
+            if self.sender.progress.ended:
+                return None
+            return self.memory.read(self.runs, self.memory.layout.span, self.memory.layout.order)
 
 
 class Arrived(NamedTuple):
@@ -99,17 +103,17 @@ class PieceSender:
         try:
             data = piece.read()
         except TransferError as error:
-            piece.failed(error)
-            return
+            return piece.sender.fail(error)
         except Exception as error:
-            log.exception("KV of room %d cannot be read", piece.bootstrap_id)
-            piece.failed(TransferError(f"KV cannot be read: {error}", where=f"room {piece.bootstrap_id}"))
-            return
+            bootstrap_id = piece.sender.bootstrap_id
+            log.exception("KV of room %d cannot be read", bootstrap_id)
+            piece.sender.fail(TransferError(f"KV cannot be read: {error}", where=f"room {bootstrap_id}"))
+            return None
         if data is None:
-            return
-        order = _ORDERS.index(piece.order)
-        checksum = zlib.crc32(data)
-        head = _HEAD.pack(piece.bootstrap_id, piece.first, piece.tokens, data.nbytes, order, checksum)
+            return None
+        order, tokens = _ORDERS.index(piece.memory.layout.order), tokens_of(piece.runs)
+        bootstrap_id, checksum = piece.sender.bootstrap_id, zlib.crc32(data)
+        head = _HEAD.pack(bootstrap_id, piece.first, tokens, data.nbytes, order, checksum)
         if self._faults is not None:
             data = self._faults.on_piece(data)
         end.sendall(head + _CHECK.pack(zlib.crc32(head)))

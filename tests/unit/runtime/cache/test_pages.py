@@ -47,10 +47,10 @@ def test_like_a_bitmap(page: int, pages: int, actions: list[tuple[str, int, int,
                 free[start : start + length] = [True] * length
             allocator.release(held.pop(pick % len(held)))
         assert allocator.free == sum(free)
-        assert [slot for slot in range(len(free)) if allocator.is_free(slot)] == [
+        runs_now = allocator.free_runs()
+        assert [slot for start, length in runs_now for slot in range(start, start + length)] == [
             slot for slot, is_free in enumerate(free) if is_free
         ]
-        runs_now = allocator.free_runs()
         assert join(runs_now) == runs_now
     for runs in held:
         allocator.release(runs)

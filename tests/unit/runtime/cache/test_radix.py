@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtime.cache.node import Match
-from runtime.cache.prefix_cache import NoCache
-from runtime.cache.radix import RadixCache
+from runtime.cache.radix import NoCache, RadixCache
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
 from tests.exploring import tries

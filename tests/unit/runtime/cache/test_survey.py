@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runtime.cache.node
-from runtime.cache.prefix_cache import NoCache
-from runtime.cache.radix import RadixCache
+from runtime.cache.radix import NoCache, RadixCache
 from runtime.plan import Run
 
 PROMPTS = st.lists(

@@ -16,7 +16,7 @@ from runtime.disagg.prefill import PrefillStage
 from runtime.disagg.transfer.fake import FakeManager
 from runtime.disagg.transfer.kv_manager import KVManager, KVPoll, KVReceiver, KVSender, Progress
 from runtime.disagg.transfer.memory import KVLayout, Order, tokens_of
-from runtime.disagg.transfer.metadata import Metadata, MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, TransferCorrupt, TransferPeerLost
 from runtime.protocol.io_struct import Bootstrap
@@ -129,19 +129,18 @@ class SimSender(_End, KVSender):
                 return
             receiver.take(runs, data)
             if metadata is not None:
-                row = self.manager.rows.pack(self.bootstrap_id, metadata)
-                self.link.moves.append(partial(self.end, receiver, row))
+                self.link.moves.append(partial(self.end, receiver, metadata))
 
         self.link.moves.append(move)
 
-    def end(self, receiver: SimReceiver, row: bytes) -> None:
+    def end(self, receiver: SimReceiver, metadata: Metadata) -> None:
         if receiver.progress.ended or self.progress.ended:
             return
         dice = self.link.late_metadata
         if dice is not None and dice.random() < 0.7:
-            self.link.moves.append(partial(self.end, receiver, row))
+            self.link.moves.append(partial(self.end, receiver, metadata))
             return
-        receiver.manager.rows.land(receiver.index, row)
+        receiver.metadata = metadata
         receiver.progress.advance(KVPoll.Success)
         self.link.moves.append(lambda: self.progress.advance(KVPoll.Success) and None)
 
@@ -153,10 +152,10 @@ class SimSender(_End, KVSender):
 
 class SimReceiver(_End, KVReceiver):
     runs: Sequence[Run] | None = None
-    start = index = filled = 0
+    start = filled = 0
 
-    def init(self, runs: Sequence[Run], start: int, index: int) -> None:
-        self.runs, self.start, self.index = list(runs), start, index
+    def init(self, runs: Sequence[Run], start: int) -> None:
+        self.runs, self.start = list(runs), start
         self.progress.advance(KVPoll.Transferring)
 
     def take(self, runs: Sequence[Run], data: memoryview) -> None:
@@ -174,8 +173,8 @@ class SimReceiver(_End, KVReceiver):
 class SimManager(KVManager):
     carries: ClassVar[bool] = True
 
-    def __init__(self, memory: HashMemory, rows: MetadataBuffers, link: Link) -> None:
-        self.memory, self.rows, self.link = memory, rows, link
+    def __init__(self, memory: HashMemory, link: Link) -> None:
+        self.memory, self.link = memory, link
 
     def sender(self, room: int) -> SimSender:
         made = self.link.senders[room] = SimSender(room, self)
@@ -196,13 +195,12 @@ class SimManager(KVManager):
 
 
 class Side:
-    """One engine of the pair: a bench, and how many metadata rows it has in all."""
+    """One engine of the pair: a bench, and how many transfers it has at once."""
 
     def __init__(
         self, link: Link, mode: str, slots: int, rows: int, reserved: int, grammar: Any, **config: Any
     ) -> None:
         self.link, self.rows = link, rows
-        buffers = MetadataBuffers(rows, 2048)
         stage: Any = None
 
         def make(*parts: Any) -> Any:
@@ -211,7 +209,7 @@ class Side:
         runner = FakeRunner(slots, 41)
         memory = HashMemory(runner)
         self.peers = Peers(
-            SimManager(memory, buffers, link), FakeManager(memory, buffers), MetadataAllocator(buffers),
+            SimManager(memory, link), FakeManager(memory), rows,
             memory, Hosts(),
         )  # fmt: skip
         if mode == "prefill":
@@ -225,7 +223,7 @@ class Side:
         """Everything is free again."""
         self.bench.empty()
         assert not self.bench.scheduler.manager.transfers
-        assert self.peers.rows.free == self.rows
+        assert self.bench.scheduler.state()["num_free_metadata_rows"] == self.rows
         assert not self.bench.scheduler.state().get("num_host_copies")
 
 

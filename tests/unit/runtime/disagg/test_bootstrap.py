@@ -8,20 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
-from runtime.disagg.transfer.bootstrap import MAX_BODY, BootstrapServer, RankInfo, register, resolve
-from runtime.disagg.transfer.memory import KVLayout
+from runtime.disagg.transfer.bootstrap import MAX_BODY, BootstrapServer, EngineInfo, register, resolve
 from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
 
-LAYOUT = KVLayout(2, 4, 64, "float32", 0, 2)
-
-
-def info(rank: int = 0, ranks: int = 2, **more: Any) -> RankInfo:
-    return RankInfo(
-        address=f"tcp://h:{rank}", transfer="tcp", layout=LAYOUT, row_bytes=64, rank=rank, ranks=ranks, **more
-    )
+INFO = EngineInfo("tcp://h:1", "tcp")
 
 
 @pytest.fixture
@@ -36,34 +28,17 @@ def ask(server: BootstrapServer, method: str, path: str, **more: Any) -> httpx.R
         return client.request(method, f"http://{server.address}{path}", **more)
 
 
-def test_ranks_register_and_are_found(server: BootstrapServer) -> None:
+def test_an_engine_registers_and_is_found(server: BootstrapServer) -> None:
     assert ask(server, "GET", "/health").status_code == 200
     assert ask(server, "GET", "/route").status_code == 503
-    with pytest.raises(TransferPeerLost, match="not ready: no rank has registered"):
+    with pytest.raises(TransferPeerLost, match="not ready: no engine has registered"):
         resolve(server.address, None, 60)
-    register(server.address, info(1), None, 60)
-    assert "1 of 2 ranks" in ask(server, "GET", "/route").json()["error"]["message"]
-    assert ask(server, "GET", "/route?engine_rank=1").status_code == 503
-    register(server.address, info(0), None, 60)
-    found = resolve(server.address, None, 60)
-    assert (found.transfer, found.tp_size, found.dp_size, found.pp_size) == ("tcp", 2, 1, 1)
-    assert found.ranks == [info(0), info(1)]
-    one = ask(server, "GET", "/route?bootstrap_room=3&engine_rank=1&target_dp_group=0&target_pp_rank=0")
-    assert msgspec.json.decode(one.content, type=RankInfo) == info(1)
-    assert ask(server, "GET", "/route?engine_rank=2").status_code == 404
-    assert ask(server, "GET", "/route?engine_rank=x").status_code == 400
-    # started again, with one rank
-    register(server.address, info(0, 1), None, 60)
-    assert resolve(server.address, None, 60).ranks == [info(0, 1)]
-
-
-def test_rooms_of_data_parallel_ranks(server: BootstrapServer) -> None:
-    for rank in range(3):
-        register(server.address, info(0, 1, dp_rank=rank, dp_ranks=3), None, 60)
-    answer = ask(server, "POST", "/register_dp_rank", json={"bootstrap_room": 5, "dp_rank": 0})
-    assert answer.status_code == 200
-    answer = ask(server, "POST", "/query_dp_ranks", json={"bootstrap_rooms": [5, 6, 8]})
-    assert answer.json() == {"5": 0, "6": 0, "8": 2}
+    register(server.address, INFO, None, 60)
+    assert resolve(server.address, None, 60) == INFO
+    # started again, at another address
+    again = EngineInfo("tcp://h:2", "tcp")
+    register(server.address, again, None, 60)
+    assert resolve(server.address, None, 60) == again
 
 
 @pytest.mark.parametrize(
@@ -71,10 +46,8 @@ def test_rooms_of_data_parallel_ranks(server: BootstrapServer) -> None:
     [
         ("PUT", "/route", b"{", 400),
         ("PUT", "/route", b"[]", 400),
-        ("PUT", "/route", json.dumps({"rank": "\ud800"}).encode(), 400),
-        ("PUT", "/route", msgspec.json.encode(info(2, 2)), 400),
-        ("PUT", "/route", msgspec.json.encode(info(0, 1 << 40)), 400),
-        ("POST", "/query_dp_ranks", b'{"bootstrap_rooms": "x"}', 400),
+        ("PUT", "/route", json.dumps({"address": "\ud800"}).encode(), 400),
+        ("PUT", "/route", b'{"address": 1}', 400),
         ("PUT", "/route", b"x" * (MAX_BODY + 1), 413),
         ("GET", "/nothing", b"", 404),
         ("POST", "/route", b"{}", 404),
@@ -100,12 +73,12 @@ def test_with_a_key() -> None:
     try:
         for key in (None, b"other"):
             with pytest.raises(TransferError, match="another key"):
-                register(server.address, info(0, 1), key, 60)
+                register(server.address, INFO, key, 60)
             with pytest.raises(TransferError, match="another key"):
                 resolve(server.address, key, 60)
         assert ask(server, "GET", "/health").status_code == 401
-        register(server.address, info(0, 1), b"secret", 60)
-        assert resolve(server.address, b"secret", 60).ranks == [info(0, 1)]
+        register(server.address, INFO, b"secret", 60)
+        assert resolve(server.address, b"secret", 60) == INFO
     finally:
         server.close()
     with pytest.raises(BadRequest, match="needs a key"):

@@ -13,10 +13,9 @@ from runtime.disagg.transfer.kv_manager import (
     KVPoll,
     Progress,
     TransferOptions,
-    check_bootstrap_id,
 )
 from runtime.disagg.transfer.memory import KVLayout, make_memory
-from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.metadata import Metadata
 from runtime.plan import Run
 from runtime.protocol.errors import Aborted, BadRequest, TransferError, TransferLate
 
@@ -65,11 +64,11 @@ def test_deadlines() -> None:
 @pytest.mark.parametrize("room", [0, -1, MAX_BOOTSTRAP_ID + 1])
 def test_rooms_that_are_none(room: int) -> None:
     with pytest.raises(BadRequest, match="room"):
-        check_bootstrap_id(room)
+        fake().sender(room)
 
 
 @pytest.mark.parametrize(
-    "bad", [{"heartbeat": 0}, {"waiting_timeout": float("inf")}, {"streams": 0}, {"rank": 1}, {"rank": -1}]
+    "bad", [{"heartbeat": 0}, {"waiting_timeout": float("inf")}, {"heartbeat_misses": 0}]
 )
 def test_options_that_are_none(bad: dict[str, float]) -> None:
     with pytest.raises(BadRequest, match=next(iter(bad))):
@@ -77,17 +76,16 @@ def test_options_that_are_none(bad: dict[str, float]) -> None:
     assert "secret" not in repr(TransferOptions(key=b"secret"))
 
 
-def fake() -> tuple[FakeManager, MetadataBuffers]:
-    rows = MetadataBuffers(2)
+def fake() -> FakeManager:
     kind = KV_TRANSFERS.load("fake")
-    manager = kind(make_memory(4, KVLayout(1, 1, 8, "float32", 0, 1)), rows)
+    manager = kind(make_memory(4, KVLayout(1, 1, 8, "float32", 0, 1)))
     assert isinstance(manager, FakeManager)
     assert not manager.carries
-    return manager, rows
+    return manager
 
 
 def test_fake_ends_at_once() -> None:
-    manager, rows = fake()
+    manager = fake()
     sender, receiver = manager.sender(1), manager.receiver("2.2.2.2:1", 1)
     assert (sender.poll(), receiver.poll()) == (KVPoll.WaitingForInput,) * 2
     sender.init(3)
@@ -95,18 +93,17 @@ def test_fake_ends_at_once() -> None:
     assert sender.poll() is KVPoll.Transferring
     sender.send([Run(2, 1)], Metadata(output_ids=(5,)))
     assert sender.poll() is KVPoll.Success
-    receiver.init([Run(0, 3)], 0, 1)
+    receiver.init([Run(0, 3)], 0)
     assert receiver.poll() is KVPoll.Success
-    found = rows.read(1, 1)
-    assert found is not None
-    assert found.output_ids == (FIRST_TOKEN,)
+    assert receiver.metadata is not None
+    assert receiver.metadata.output_ids == (FIRST_TOKEN,)
     sender.abort()
     assert sender.poll() is KVPoll.Success
     assert manager.state() == {"rooms_total": 2}
 
 
 def test_fake_sender_counts() -> None:
-    manager, _ = fake()
+    manager = fake()
     few, many, gone = manager.sender(1), manager.sender(2), manager.sender(3)
     few.init(3)
     few.send([Run(0, 2)], Metadata(output_ids=(5,)))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from runtime.cache.prefix_cache import NoCache
+from runtime.cache.radix import NoCache
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.sampling import SamplingParams

@@ -28,7 +28,7 @@ def miscount_free(manager: Any) -> None:
 
 
 def miscount_cache(manager: Any) -> None:
-    manager.cache._evictable += 5
+    manager.cache.evictable += 5
 
 
 def stay_locked(manager: Any) -> None:
