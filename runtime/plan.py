@@ -243,10 +243,6 @@ class Runner(Protocol):
         """Sample with `masks` (row index -> mask; absent = all ids allowed) and return the results."""
         ...
 
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        """Copy KV between equally long runs (source, target), before the next launch."""
-        ...
-
     def load_adapter(self, adapter: Adapter) -> None:
         """Rows may name it from now on; possible while a step is under way. Raises AdapterError, and changes
         nothing then."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from runtime.plan import Adapter, Image, Row, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, Row, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import VERBS, MemoryPart
 from runtime.protocol.errors import WireError
 from runtime.protocol.sampling import SamplingParams
@@ -79,7 +79,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 CALLS: Final[Mapping[str, Any]] = {
     "verify": tuple[SamplingParams, str | None],
-    "copy_slots": tuple[tuple[tuple[Run, Run], ...]],
     "load_adapter": tuple[Adapter],
     "unload_adapter": tuple[int],
     "load_images": tuple[tuple[Image, ...]],

@@ -43,7 +43,7 @@ from runtime.ipc.plans import (
     call,
 )
 from runtime.ipc.ranks import Ranks
-from runtime.plan import Adapter, Image, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, StepPlan, StepResult, TokenMask
 from runtime.processes.pipeline.rank_process import RankProcess
 from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import (
@@ -210,13 +210,6 @@ class RunnerProcess:
                 return result
             case Failure(_, error):
                 raise from_dict(error)
-
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        self._check_between_steps("copy_slots")
-        for source, target in pairs:
-            if source.length != target.length:
-                raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
-        self._ask(call("copy_slots", tuple(pairs)))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Every rank loads its part. Raises AdapterError; then no rank keeps it."""
