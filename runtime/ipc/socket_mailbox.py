@@ -121,6 +121,9 @@ class SocketInbox(Inbox):
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
+    def fileno(self) -> int:
+        return self._end.fileno()
+
     def receive(self, timeout: float | None) -> list[Any]:
         """As in Inbox. Raises WireError for an unreadable message, after all messages before it were
         received."""

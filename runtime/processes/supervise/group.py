@@ -21,7 +21,7 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
 from runtime.ipc.mailbox import MailboxClosed
-from runtime.ipc.socket_mailbox import Frames, frame
+from runtime.ipc.socket_mailbox import SocketInbox, SocketOutbox
 from runtime.ipc.zmq_mailbox import make_folder
 from runtime.processes.pipeline.before_start import describe_exit
 from runtime.processes.supervise.channel import (
@@ -51,11 +51,12 @@ log = logging.getLogger(__name__)
 PASS_ON_S = 10.0
 """How long HTTP workers may take to answer their requests with the group's failure; longer than a machine is
 suspended."""
+SEND_TIMEOUT_S = 5.0
+"""How long a child may take to read an order."""
 NOTIFY_S = 8.0
 """How long a live worker may take to receive it."""
 STOP_S = 5.0
 """How long a child may take to end when it has nothing left to do."""
-READ_BYTES = 1 << 16
 LONGEST_LOOK_S = 1.0
 """The longest silence that one reading of reports may add."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -75,20 +76,19 @@ class Child:
         self.fault: RuntimeFault | None = None
         self.stalled_s = self.silent_s = 0.0
         self.began = time.monotonic()
-        self._frames = Frames(FROM_CHILD.max_bytes)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime.processes.supervise.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=dict(environment),
-            pass_fds=() if spec.listener is None else (spec.listener,),
-        )
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            end = theirs.fileno()
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime.processes.supervise.child", str(end)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # lines that libraries print go to the log
+                env=dict(environment),
+                pass_fds=(end,) if spec.listener is None else (end, spec.listener),
+            )
+            self._orders = SocketOutbox(mine.dup(), TO_CHILD, SEND_TIMEOUT_S)
+            self._reports = SocketInbox(mine.dup(), FROM_CHILD)
         pid_file(Path(spec.folder), spec.name).write_text(str(self.process.pid))
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin, self.stdout = self.process.stdin, self.process.stdout
-        os.set_blocking(self.stdout.fileno(), False)
         self.order(spec)
 
     @property
@@ -96,26 +96,25 @@ class Child:
         return self.process.poll() is None
 
     def order(self, item: Order | ChildSpec) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which ended() reports
-            self._stdin.write(frame(TO_CHILD.encode(item)))
+        with contextlib.suppress(MailboxClosed):  # it has ended, which ended() reports
+            self._orders.send(item)
 
-    def read_reports(self) -> None:
-        """Read its reports. Raises InternalFault for one that cannot be read."""
-        while True:
-            try:
-                data = os.read(self.stdout.fileno(), READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self.silent_s = 0.0
-            try:
-                for one in self._frames.feed(data):
-                    self._take(FROM_CHILD.decode(one))
-            except WireError as error:
-                raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
-            if len(data) < READ_BYTES:
-                return
+    def fileno(self) -> int:
+        """Of its reports, for a selector."""
+        return self._reports.fileno()
+
+    def read_reports(self) -> bool:
+        """Whether there may be more. Raises InternalFault for one that cannot be read."""
+        try:
+            while reports := self._reports.receive(0):
+                self.silent_s = 0.0
+                for report in reports:
+                    self._take(report)
+        except MailboxClosed:
+            return False
+        except WireError as error:
+            raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
+        return True
 
     def _take(self, report: object) -> None:
         match report:
@@ -131,6 +130,7 @@ class Child:
         code = self.process.poll()
         if code is None:
             return None
+        self.read_reports()
         why = "" if self.fault is None else f": {self.fault}"
         return EngineDead(f"the {self.name} process {describe_exit(code)}{why}", where=self.name)
 
@@ -139,12 +139,11 @@ class Child:
             self.process.kill()
 
     def release(self) -> None:
-        """Wait for a killed or ended process and close the pipes."""
+        """Wait for a killed or ended process and close the mailboxes."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_S)
-        for pipe in (self._stdin, self.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
+        self._orders.close()
+        self._reports.close()
 
 
 class Group:
@@ -169,7 +168,7 @@ class Group:
         self._released = self._served = False
         self._failures: dict[str, int] = {}
         self._due: dict[str, float] = {}
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()
         self.children: list[Child] = []
         roles: list[tuple[Role, str]] = [("scheduler", SCHEDULER), ("detokenizer", DETOKENIZER)]
         roles += [("http", name) for name in workers]
@@ -283,7 +282,7 @@ class Group:
             replaces=replaces,
         )
         child = Child(spec, self._environment)
-        self._selector.register(child.stdout, selectors.EVENT_READ, child)
+        self._selector.register(child, selectors.EVENT_READ)
         return child
 
     def _replaces(self, child: Child, fault: EngineDead) -> bool:
@@ -312,8 +311,8 @@ class Group:
 
     def _give_up(self, child: Child, fault: EngineDead) -> None:
         """Release an ended child, and have the scheduler cancel its requests."""
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(child.stdout)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(child)
         child.release()
         for left in self.folder.glob(f"metrics/gauge_live*_{child.process.pid}.db"):
             left.unlink(missing_ok=True)
@@ -332,11 +331,9 @@ class Group:
         for child in self.children:
             child.silent_s += passed
         for key, _ in self._selector.select(timeout):
-            reported: Child = key.data
-            reported.read_reports()
-            if not reported.alive:
-                with contextlib.suppress(KeyError, ValueError):
-                    self._selector.unregister(reported.stdout)
+            assert isinstance(key.fileobj, Child)
+            if not key.fileobj.read_reports():
+                self._selector.unregister(key.fileobj)
 
     def _await_end(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds

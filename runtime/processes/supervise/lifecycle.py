@@ -11,12 +11,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.processes.supervise.channel import (
-    ChildEnd,
     ChildSpec,
     Go,
     Heartbeat,
@@ -24,9 +24,10 @@ from runtime.processes.supervise.channel import (
     Order,
     Ready,
     Reload,
+    Report,
     Stop,
 )
-from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
+from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,10 @@ EXIT_S = 10.0
 
 class Lifecycle:
     """The role may replace `stalled_s`: how long the current work has taken; and `reload`: read the API keys
-    again, called from another thread. `leaving`: the server ends, soon or now."""
+    again, called from another thread. `leaving`: the server ends, soon or now. orders: came already."""
 
-    def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
-        self._end, self._spec = end, spec
+    def __init__(self, inbox: Inbox, outbox: Outbox, spec: ChildSpec, orders: Iterable[Order] = ()) -> None:
+        self._inbox, self._outbox, self._spec, self._early = inbox, outbox, spec, orders
         self.stalled_s: Callable[[], float] = lambda: 0.0
         self.reload: Callable[[], None] = lambda: None
         self.stopping: Stop | None = None
@@ -67,7 +68,12 @@ class Lifecycle:
         gc.collect()
         gc.freeze()  # loaded objects stay: collecting them again would stop all threads
         self._ready = True
-        self._end.report(Ready(facts or {}))
+        self.report(Ready(facts or {}))
+
+    def report(self, report: Report) -> None:
+        """Never fails: a supervisor that does not read has ended, or will see our end."""
+        with contextlib.suppress(MailboxClosed):
+            self._outbox.send(report)
 
     def facts(self, timeout: float) -> dict[str, Any]:
         """The facts that the scheduler reported when it was ready. Raises DeadlineExceeded; EngineDead when
@@ -92,34 +98,38 @@ class Lifecycle:
     # -- the threads -----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while True:
-            try:
-                order: Order | None = self._end.order()
-            except (RuntimeFault, ValueError, OSError) as error:
-                log.error("the supervisor cannot be understood: %s", error)
-                order = None
-            match order:
-                case Go(facts):
-                    with self._changed:
-                        self._facts = facts
-                        self._changed.notify_all()
-                case Leave():
-                    self.leaving = True
-                case Stop():
-                    self.leaving = True
-                    self._stop(order)
-                case Reload():
-                    self.reload()
-                case None:
-                    self._orphan()
-                    return
+        try:
+            orders = self._early
+            while True:
+                for order in orders:
+                    self._take(order)
+                orders = self._inbox.receive(None)
+        except WireError as error:
+            log.error("the supervisor cannot be understood: %s", error)
+        except MailboxClosed:
+            pass
+        self._orphan()
+
+    def _take(self, order: Order) -> None:
+        match order:
+            case Go(facts):
+                with self._changed:
+                    self._facts = facts
+                    self._changed.notify_all()
+            case Leave():
+                self.leaving = True
+            case Stop():
+                self.leaving = True
+                self._stop(order)
+            case Reload():
+                self.reload()
 
     def _send_heartbeats(self) -> None:
         stalled_s = 0.0
         while True:
             # It grows with the beats only: the time of a suspended process does not count.
             stalled_s = min(self.stalled_s(), stalled_s + 2 * HEARTBEAT_S)
-            self._end.report(Heartbeat(stalled_s))
+            self.report(Heartbeat(stalled_s))
             if self._spec.parent and os.getppid() != self._spec.parent:
                 self._orphan()
                 return
