@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from runtime.disagg.peers import Peers
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox, send_one_by_one
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.deferred_verbs import LOOK_S
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.verbs import Profiler, Verbs, as_fault
+from runtime.protocol.control import PrecompileReq
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
@@ -46,6 +46,8 @@ AWAITED_S = 0.016
 """The same while requests wait for other engines."""
 PAUSED_S = 0.05
 """The same while generation is paused."""
+LOOK_S = 0.005
+"""The same while only constraints are compiled ahead."""
 LOST_S = 0.5
 """How soon the loss of the runner is noticed."""
 MAX_FAULTS_IN_A_ROW = 3
@@ -166,8 +168,7 @@ class SchedulerProcess:
         else:
             self._vectors.live[rid] = request
         try:
-            if self._verbs.memory.asleep:
-                self._verbs.memory.check_awake()
+            self._verbs.check_awake()
             if isinstance(request, TokenizedGenerateReqInput):
                 self._scheduler.add(request)
             else:
@@ -185,7 +186,7 @@ class SchedulerProcess:
         else:
             # The detokeniser could not tell the deltas of the two apart, so it only passes this answer on.
             failed = TokenOutput.failed(rid, fault, request.http_worker_ipc)
-            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[failed]))
+            self._outbox.send(BatchStrOutput.of([failed]))
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class SchedulerProcess:
             self._awaited_s = 0.0
             return 0.0
         if not self._scheduler.busy or self._scheduler.paused is not None:
-            if self._verbs.waiting and self._verbs.compiling:
+            if self._verbs.waits_for(PrecompileReq):
                 return LOOK_S
             return PAUSED_S if self._scheduler.busy else IDLE_S
         if self._scheduler.running:
@@ -250,12 +251,14 @@ class SchedulerProcess:
                 self._post_vectors(vectors)
         if not outputs and not begun:
             return
+        message = BatchTokenIDOutput.of(outputs)
+        message.begun = begun
         try:
-            self._outbox.send(batch(outputs, begun))
+            self._outbox.send(message)
         except WireError as error:
             log.error("outputs cannot travel: %s", error)
-            self._outbox.send(batch([], begun))
-            send_one_by_one(self._outbox, outputs, batch, self._fail)
+            self._outbox.send(BatchTokenIDOutput(outputs=[], begun=begun))
+            send_one_by_one(self._outbox, outputs, BatchTokenIDOutput.of, self._fail)
 
     def _fail(self, output: TokenOutput, error: WireError) -> TokenOutput:
         """End a request whose output cannot travel."""
@@ -265,9 +268,9 @@ class SchedulerProcess:
 
     def _post_vectors(self, vectors: list[EmbeddingOutput]) -> None:
         try:
-            self._outbox.send(vector_batch(vectors))
+            self._outbox.send(BatchEmbeddingOutput.of(vectors))
         except WireError:
-            send_one_by_one(self._outbox, vectors, vector_batch, EmbeddingOutput.failed)
+            send_one_by_one(self._outbox, vectors, BatchEmbeddingOutput.of, EmbeddingOutput.failed)
 
 
 def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
@@ -282,12 +285,3 @@ def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
         at_start=request.at_start,
         http_worker_ipc=request.http_worker_ipc,
     )
-
-
-def batch(outputs: list[TokenOutput], begun: Sequence[TextRequest] = ()) -> BatchTokenIDOutput:
-    rids = [output.rid for output in outputs]
-    return BatchTokenIDOutput(rids=rids, outputs=outputs, begun=list(begun)).with_spec()
-
-
-def vector_batch(vectors: list[EmbeddingOutput]) -> BatchEmbeddingOutput:
-    return BatchEmbeddingOutput(rids=[vector.rid for vector in vectors], outputs=vectors)
