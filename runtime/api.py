@@ -121,10 +121,7 @@ class Engine:
     ) -> list[EmbeddingOutput | RuntimeFault]:
         """embed() for event loops. Cancelling the task aborts it."""
         request = _embedding(texts, dimensions, fields)
-        try:
-            return _raised(await self._pipeline.manager.embed(request), on_error)
-        except RuntimeFault as fault:
-            return [_returned(fault, request, on_error)]
+        return _raised(await self._pipeline.manager.submit_batch(request), on_error)
 
     # -- blocking --------------------------------------------------------------------------------------------
 
@@ -221,11 +218,7 @@ class Engine:
         on_error: "raise" the first failing item's error when all are done, or "return" each item's error in
         its place. Raises BadRequest and its kinds.
         """
-        request = _embedding(texts, dimensions, fields)
-        try:
-            return _raised(self._pipeline.manager.vectors(request), on_error)
-        except RuntimeFault as fault:
-            return [_returned(fault, request, on_error)]
+        return _raised(self._pipeline.manager.batch(_embedding(texts, dimensions, fields)), on_error)
 
     def abort(self, rid: str | None = None, prefix: bool = False) -> None:
         """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None); their
@@ -391,13 +384,6 @@ def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:
             if isinstance(outcome, RuntimeFault):
                 raise outcome
     return outcomes
-
-
-def _returned(fault: RuntimeFault, request: EmbeddingReqInput, on_error: OnError) -> RuntimeFault:
-    """The error of a single text as its outcome; any other error is raised."""
-    if on_error == "return" and request.is_normalized and request.is_single:
-        return fault
-    raise fault
 
 
 def _check_fields(fields: Mapping[str, Any], kind: type[msgspec.Struct], call: str) -> None:

@@ -225,15 +225,17 @@ class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
 
     outputs: list[TokenOutput]
 
-    def with_spec(self) -> Self:
-        """Itself, with the lists of SpeculativeDecodingMetricsMixin filled in if tokens were drafted."""
-        if any(one.spec is not None for one in self.outputs):
-            figures = [one.spec or SpecFigures() for one in self.outputs]
-            self.spec_verify_ct = [one.verify_ct for one in figures]
-            self.spec_accepted_tokens = [one.accepted_tokens for one in figures]
-            self.spec_drafted_tokens = [one.drafted_tokens for one in figures]
-            self.spec_acceptance_histogram = [one.acceptance_histogram for one in figures]
-        return self
+    @classmethod
+    def of(cls, outputs: list[TokenOutput]) -> Self:
+        """Their message, with the lists of SpeculativeDecodingMetricsMixin if tokens were drafted."""
+        message = cls(rids=[one.rid for one in outputs], outputs=outputs)
+        if any(one.spec is not None for one in outputs):
+            figures = [one.spec or SpecFigures() for one in outputs]
+            message.spec_verify_ct = [one.verify_ct for one in figures]
+            message.spec_accepted_tokens = [one.accepted_tokens for one in figures]
+            message.spec_drafted_tokens = [one.drafted_tokens for one in figures]
+            message.spec_acceptance_histogram = [one.acceptance_histogram for one in figures]
+        return message
 
     @property
     def output_ids(self) -> list[list[int]]:
@@ -295,6 +297,10 @@ class BatchEmbeddingOutput(BaseBatchReq):
     """Scheduler -> detokeniser, which only passes it on -> frontend, once per step."""
 
     outputs: list[EmbeddingOutput]
+
+    @classmethod
+    def of(cls, outputs: list[EmbeddingOutput]) -> Self:
+        return cls(rids=[one.rid for one in outputs], outputs=outputs)
 
     @property
     def embeddings(self) -> list[list[float]]:

@@ -199,9 +199,7 @@ class DetokenizerManager:
                 self._begin(request, outputs)
             for delta in batch.outputs:
                 self._feed(delta, outputs)
-        if not outputs:
-            return None
-        return BatchStrOutput(rids=[output.rid for output in outputs], outputs=outputs).with_spec()
+        return BatchStrOutput.of(outputs) if outputs else None
 
     def _begin(self, request: TextRequest, outputs: list[TokenOutput]) -> None:
         if len(self._texts) >= self._max_states:

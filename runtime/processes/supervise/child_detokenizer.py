@@ -94,14 +94,14 @@ class DetokenizerProcess:
                 case BatchTokenIDOutput():
                     batches.append(item)
                 case BatchEmbeddingOutput():
-                    self._spread(item.outputs, _vectors, EmbeddingOutput.failed)
+                    self._spread(item.outputs, BatchEmbeddingOutput.of, EmbeddingOutput.failed)
                 case BatchStrOutput():
-                    self._spread(item.outputs, _texts, _failed)
+                    self._spread(item.outputs, BatchStrOutput.of, _failed)
                 case ControlOutput():
                     self._answer(item)
         texts = self._manager.handle(batches) if batches else None
         if texts is not None:
-            self._spread(texts.outputs, _texts, _failed)
+            self._spread(texts.outputs, BatchStrOutput.of, _failed)
 
     def _spread(
         self,
@@ -114,8 +114,7 @@ class DetokenizerProcess:
         for output in outputs:
             by_frontend.setdefault(output.http_worker_ipc, []).append(output)
         for name, some in by_frontend.items():
-            frontend = self._frontend(name)
-            if frontend is None:
+            if (frontend := self._frontend(name)) is None:
                 continue
             try:
                 frontend.send(pack(some))
@@ -124,14 +123,13 @@ class DetokenizerProcess:
                 send_one_by_one(frontend, some, pack, failed)
 
     def _answer(self, item: ControlOutput) -> None:
-        frontend = self._frontend(item.http_worker_ipc)
-        if frontend is None:
+        if (frontend := self._frontend(item.http_worker_ipc)) is None:
             return
         try:
             frontend.send(item)
         except WireError as error:
-            failed = msgspec.structs.replace(item, ok=False, message=str(error), data=error.to_dict())
-            frontend.send(failed)
+            item.ok, item.message, item.data = False, str(error), error.to_dict()
+            frontend.send(item)
 
     def _frontend(self, name: str | None) -> Outbox | None:
         frontend = self._frontends.get(name or "")
@@ -140,14 +138,6 @@ class DetokenizerProcess:
             if self.lost == 1 or self.lost % 1000 == 0:
                 log.warning("outputs for a frontend that is not there: %r (%d so far)", name, self.lost)
         return frontend
-
-
-def _texts(outputs: list[TokenOutput]) -> BatchStrOutput:
-    return BatchStrOutput(rids=[output.rid for output in outputs], outputs=outputs)
-
-
-def _vectors(outputs: list[EmbeddingOutput]) -> BatchEmbeddingOutput:
-    return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=outputs)
 
 
 def _failed(output: TokenOutput, error: WireError) -> TokenOutput:
