@@ -44,8 +44,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving end, for one thread. Any thread may close it, which wakes that one. url: its address; for
-    TCP with the actual port."""
+    """The receiving end, for one thread. Any thread may close it, which wakes that one. url: its address."""
 
     url: str
 
