@@ -126,12 +126,14 @@ class Engine:
     # -- blocking --------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: str, sampling_params: None = None, **fields: Any) -> GenerateOutput: ...
+    def generate(
+        self, prompt: str | Sequence[int], sampling_params: None = None, **fields: Any
+    ) -> GenerateOutput: ...
 
     # One answer or a list, depending on `n` and on prompts among the fields.
     @overload
     def generate(
-        self, prompt: str | GenerateReqInput | None = None, sampling_params: Params = None, **fields: Any
+        self, prompt: Prompt | None = None, sampling_params: Params = None, **fields: Any
     ) -> Any: ...
 
     @overload
@@ -153,14 +155,6 @@ class Engine:
         on_error: Literal["return"],
         **fields: Any,
     ) -> list[GenerateOutput | RuntimeFault]: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[int], sampling_params: None = None, **fields: Any
-    ) -> GenerateOutput: ...
-
-    @overload
-    def generate(self, prompt: Sequence[int], sampling_params: Params = None, **fields: Any) -> Any: ...
 
     def generate(
         self,
@@ -294,7 +288,12 @@ class Engine:
         too many."""
         wait = timeout + CONTROL_TIMEOUT_S
         answer = self._ask("precompile", wait, constraints=list(constraints), timeout_s=timeout)
-        return [_info(one) for one in answer.data["constraints"]]
+        return [
+            GrammarInfo(**{name: value for name, value in one.items() if name != "ok"})
+            if one["ok"]
+            else from_dict(one["error"])
+            for one in answer.data["constraints"]
+        ]
 
     def flush_cache(self) -> bool:
         """Drop all cached prefixes that no request uses now. False if some were in use."""
@@ -372,12 +371,6 @@ def _verb(request: SingleReq | str, parameters: Mapping[str, Any]) -> SingleReq:
     return msgspec.structs.replace(request, **parameters)
 
 
-def _info(outcome: dict[str, Any]) -> GrammarInfo | RuntimeFault:
-    if not outcome["ok"]:
-        return from_dict(outcome["error"])
-    return GrammarInfo(**{name: value for name, value in outcome.items() if name != "ok"})
-
-
 def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:
     if on_error == "raise":
         for outcome in outcomes:
@@ -416,13 +409,6 @@ def _embedding(texts: Any, dimensions: int | None, fields: Mapping[str, Any]) ->
             )
 
 
-def _is_batch(prompt: Any) -> bool:
-    """A list of prompts, rather than one prompt (a list of ints is one)."""
-    if not isinstance(prompt, (list, tuple)):
-        return False
-    return not prompt or not isinstance(prompt[0], int)
-
-
 def _is_one(request: GenerateReqInput) -> bool:
     """One prompt and one sample, so that its answer is one as well. Raises BadRequest."""
     copied = copy_request(request)
@@ -442,7 +428,7 @@ def _requests(
     prompt: Any, params: Any, fields: Mapping[str, Any]
 ) -> GenerateReqInput | list[GenerateReqInput]:
     """One request, of one prompt or several; or one each, if the prompts are not of one kind."""
-    if not _is_batch(prompt):
+    if not isinstance(prompt, (list, tuple)) or isinstance(next(iter(prompt), None), int):
         return _request(prompt, params, fields)
     if isinstance(params, (list, tuple)) and len(params) != len(prompt):
         raise BadRequest(f"{len(params)} for {len(prompt)} prompts", where="sampling_params")

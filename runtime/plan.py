@@ -1,14 +1,8 @@
-"""Where the two planes meet: what the scheduler asks of a model step and what comes back.
-
-The control plane (scheduler, cache, grammar) decides in ints, the compute plane (engine, attention, models)
-computes in tensors.
-This module knows nothing of either: no torch, no request objects, no policies.
+"""What the scheduler asks of a model step, and the results. The control plane decides in ints, the compute
+plane computes in tensors; this module knows neither torch nor requests.
 
 A sequence's KV is a list of runs of slots in the pool. A plan names each piece of KV once, as a Segment, with
-the rows that attend to the whole of it; a radix node shared by many requests is one Segment with many rows.
-
-Plans and results are msgspec structs: hundreds of rows are made in every step, and they are encoded as they
-are (runtime/ipc/plans.py).
+the rows that attend to the whole of it. Plans and results travel as they are (runtime/ipc/plans.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Control verbs: requests to a running engine, and VERBS, the table of all of them. Each is answered with one
-ControlOutput with its rid; AbortReq and GroupFailed are not answered.
+"""Control verbs: requests to a running engine. Each is answered with one ControlOutput with its rid; AbortReq
+and GroupFailed are not answered.
 
-The API, the wire, the scheduler's process and the HTTP routes read the table. To add a verb, write its struct
-and row here, and the method that carries it out.
+To add a verb, write its struct and its row in VERBS, and the method that carries it out.
 """
 
 from __future__ import annotations

@@ -1,18 +1,6 @@
 """The nodes of a program, and their form as plain JSON data. Knows no backend, no template and no running
 state; sglang_dsl.ir adds the language's syntax to these classes.
 
-    Node
-    +-- Text          constant text
-    +-- RoleBegin     opens a turn           +-- RoleEnd      closes it
-    +-- Gen           a generation, named or not
-    +-- Select        a choice among texts
-    +-- ScopeBegin    starts recording text into a variable  +-- ScopeEnd
-    +-- Seq           nodes in order (what `+` makes)
-    +-- Tools         tools that the model may call from here on
-    +-- Calls         tools that were called
-    +-- LoopBegin     from here on calls are run      +-- LoopEnd
-    +-- Fork          branches over what stands before it    +-- Join     (only in traced programs)
-
 Every node has its position in the user's code (`src`), which is not compared. Prints as a tree; to_dict and
 from_dict convert it to plain JSON data and back.
 """
@@ -72,6 +60,7 @@ class Node:
     """Base of all nodes. `a + b`, with text on either side, makes a Seq."""
 
     KIND: ClassVar[str] = "node"
+    src: Source | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __add__(self, other: Node | str) -> Seq:
         return concat(self, other)
@@ -90,14 +79,16 @@ class Node:
 
     def label(self) -> str:
         """One line: the fields that differ from their defaults."""
-        return f"{type(self).__name__}({', '.join(_fields_set(self))})"
+        return f"{type(self).__name__}({', '.join(_fields_set(self._written()))})"
 
     def __repr__(self) -> str:
-        """label(), long values cut."""
-        return self._short(*(cut(one) for one in _fields_set(self)))
-
-    def _short(self, *parts: str) -> str:
+        """The same with its children, long values cut."""
+        parts = [repr(child) for child in self.children()] or map(cut, _fields_set(self._written()))
         return f"{type(self).__name__}({cut(', '.join(parts), _LINE)})"
+
+    def _written(self) -> Node:
+        """Itself without fields that follow from others."""
+        return self
 
     def tree(self, depth: int = 0) -> str:
         lines = ["  " * depth + self.label()]
@@ -122,7 +113,6 @@ def _fields_set(item: Any) -> list[str]:
 class Text(Node):
     KIND: ClassVar[str] = "text"
     text: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -131,7 +121,6 @@ class Media(Node):
 
     KIND: ClassVar[str] = "media"
     part: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
     def label(self) -> str:
         """The data itself is not shown."""
@@ -154,14 +143,12 @@ class RoleBegin(Node):
 
     KIND: ClassVar[str] = "role_begin"
     role: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoleEnd(Node):
     KIND: ClassVar[str] = "role_end"
     role: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -234,13 +221,6 @@ class Gen(Node, Generic[V]):
     timeout: float | None = None
     retries: int | None = None
     reasoning: str | None = None
-    src: Source | None = field(default=None, compare=False, repr=False)
-
-    def label(self) -> str:
-        return f"Gen({', '.join(_fields_set(self._written()))})"
-
-    def __repr__(self) -> str:
-        return self._short(*(cut(one) for one in _fields_set(self._written())))
 
     def _written(self) -> Gen[V]:
         """Itself without the constraint that follows from its type."""
@@ -263,21 +243,18 @@ class Select(Node):
     seed: int | None = None
     timeout: float | None = None
     own: Any = field(default=None, compare=False, repr=False)
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScopeBegin(Node):
     KIND: ClassVar[str] = "scope_begin"
     name: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScopeEnd(Node):
     KIND: ClassVar[str] = "scope_end"
     name: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -288,7 +265,6 @@ class Tools(Node):
     KIND: ClassVar[str] = "tools"
     tools: tuple[str, ...] = ()
     own: Any = field(default=None, compare=False, repr=False)
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -297,7 +273,6 @@ class Calls(Node):
 
     KIND: ClassVar[str] = "calls"
     calls: tuple[tuple[str | None, str, str], ...] = ()
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -313,13 +288,11 @@ class LoopBegin(Node):
     choice: str = "auto"
     parallel: bool = True
     own: Any = field(default=None, compare=False, repr=False)
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoopEnd(Node):
     KIND: ClassVar[str] = "loop_end"
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -333,9 +306,6 @@ class Seq(Node):
     def label(self) -> str:
         return f"Seq[{len(self.nodes)}]"
 
-    def __repr__(self) -> str:
-        return self._short(*map(repr, self.nodes))
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fork(Node):
@@ -343,16 +313,12 @@ class Fork(Node):
 
     KIND: ClassVar[str] = "fork"
     branches: tuple[Seq, ...] = ()
-    src: Source | None = field(default=None, compare=False, repr=False)
 
     def children(self) -> tuple[Node, ...]:
         return self.branches
 
     def label(self) -> str:
         return f"Fork[{len(self.branches)}]"
-
-    def __repr__(self) -> str:
-        return self._short(*map(repr, self.branches))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -361,7 +327,6 @@ class Join(Node):
 
     KIND: ClassVar[str] = "join"
     mode: str = "gather_variable"
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 def as_node(value: object) -> Node:

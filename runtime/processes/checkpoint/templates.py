@@ -152,7 +152,8 @@ def _choose(
     name: str | None,
     called: str | None,
 ) -> TemplateChoice:
-    config = _config(path)
+    file = path / "config.json"
+    config = Fields.read(file).values if file.is_file() else {}
     kind = _kind(config)
     if option is not None:
         # A text that cannot be parsed harms turns only: plain prompts need no template.
@@ -162,11 +163,11 @@ def _choose(
         return TemplateChoice(
             "asked", _recognised(template, kind), f"chat_template={_short(option)}", template
         )
-    sources, file = _checkpoint_jinja(path, tokenizer)
+    sources, found = _checkpoint_jinja(path, tokenizer)
     if sources:
         named = named_templates(sources, tokenizer.tokens, name)
         which = f"{name!r} of " if name is not None else ""
-        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{file}", named)
+        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{found}", named)
     refuse_name(name, "the checkpoint")
     return _by_rules([called or str(path), str(path)], tokenizer, config, kind)
 
@@ -218,11 +219,6 @@ def _checkpoint_jinja(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, str],
         return sources, file
     processor = path / _PROCESSOR_FILE
     return (read_template_sources(processor) if processor.is_file() else {}), _PROCESSOR_FILE
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json"
-    return Fields.read(file).values if file.is_file() else {}
 
 
 def _kind(config: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ class BatchRequest:
 
     @property
     def has_more(self) -> bool:
-        """Whether take() has more to send, and should be called without waiting."""
+        """take() has more to send, and should be called without waiting."""
         return bool(self._to_send)
 
     # -- driving it ------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.fields import Fields
 from runtime.config.model import ModelSpec
-from runtime.config.parts.vision import VisionSpec
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.table import tool_format_of
@@ -52,13 +51,15 @@ def build_tokenizer_manager(
         ),
         adapters=config.takes_adapters,
     )
-    marks = model_reasoning(config, model) if isinstance(model.spec, ModelSpec) else None
+    marks, vision = None, None
+    if isinstance(model.spec, ModelSpec):
+        marks, vision = model_reasoning(config, model), model.spec.vision
     preparer = Preparer(
         model.tokenizer,
         model.template_choice.renderer,
         limits,
         allow_control_tokens=config.allow_control_tokens,
-        pictures=_pictures(config, model),
+        pictures=None if vision is None else PictureReader(vision, config),
         completion_template=config.completion_template,
         marks=marks,
         thinks=left_on(model, marks),
@@ -72,14 +73,6 @@ def build_tokenizer_manager(
         max_encode_chars=max_encode_chars,
         max_answer_bytes=max_answer_bytes,
     )
-
-
-def _pictures(config: EngineConfig, model: Model) -> PictureReader | None:
-    match model.spec:
-        case ModelSpec(vision=VisionSpec() as vision):
-            return PictureReader(vision, config)
-        case _:
-            return None
 
 
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:

@@ -1,5 +1,4 @@
-"""OutputAccumulator: the deltas of one engine request added up, and their meta_info. VectorAccumulator: the
-vector of one text.
+"""OutputAccumulator: the deltas of one engine request added up, and their meta_info.
 
 A stream's accumulator is drained whenever its reader takes the new output, so that an event costs no more
 than it adds; other requests are added up to their end. Knows no threads and no queues.
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime.formats.reasoning.marks import ReasoningMarks
-from runtime.protocol.io_struct import EmbeddingOutput, SpecFigures, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.io_struct import SpecFigures, TokenizedGenerateReqInput, TokenOutput
 
 TokenText = Callable[[int], str]
 """A token id's own text."""
@@ -193,27 +192,6 @@ class OutputAccumulator:
             if (positions := getattr(scored, name)) is not None:
                 meta[name] = [pairs or None for pairs in self._many(positions)]
         return meta
-
-
-class VectorAccumulator:
-    """The vector of one text, which comes as a whole; with the counters of an OutputAccumulator."""
-
-    total = 0
-
-    def __init__(self) -> None:
-        self.output: EmbeddingOutput | None = None
-
-    def add(self, output: EmbeddingOutput) -> None:
-        self.output = output
-
-    def counters(self) -> dict[str, Any]:
-        if self.output is None:
-            return {}
-        counts = {"prompt_tokens": self.output.prompt_tokens, "cached_tokens": self.output.cached_tokens}
-        return {**counts, **self.output.meta}
-
-    def finish_reason(self) -> dict[str, Any] | None:
-        return {"type": "stop"}
 
 
 def spec_meta(spec: SpecFigures | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runtime.processes.checkpoint.tokenizer import Tokenizer
@@ -24,13 +23,9 @@ def with_texts(tree: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, A
     for node in tree["nodes"]:
         ids = node.pop("ids", [])
         if tokenizer is not None:
-            node["text"] = b"".join(_bytes(tokenizer, ids)).decode("utf-8", "replace")
+            known = range(len(tokenizer.vocabulary))
+            pieces = tokenizer.text_table.bytes_of(ids, False)
+            text = b"".join(piece if id in known else PICTURE for id, piece in zip(ids, pieces, strict=True))
+            node["text"] = text.decode("utf-8", "replace")
             node["cut"] = node["tokens"] > len(ids)
     return tree
-
-
-def _bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[bytes]:
-    table = tokenizer.text_table
-    known = range(len(table.vocabulary))
-    for one in ids:
-        yield table.bytes_of([one], False)[0] if one in known else PICTURE

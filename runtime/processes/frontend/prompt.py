@@ -192,7 +192,8 @@ class PromptReader:
             return Prompt(None, ids, images=images)
         most = max(self._limit * self._tokenizer.longest, at_least)
         if not self._truncates:
-            self._check_size(_size(request), _DROPPED * most if request.messages else most)
+            size = len(request.text or "") + len(request.suffix or "") + size_of_turns(request.messages or ())
+            self._check_size(size, _DROPPED * most if request.messages else most)
         text, media = request.text or "", Rendered("")
         stop_str: tuple[str, ...] = ()
         if request.messages is not None:
@@ -398,11 +399,6 @@ class PromptReader:
         if not ids:
             raise BadRequest("the prompt is empty", where="input_ids")
         return self._limits.check_ids(ids)
-
-
-def _size(request: SingleGenerateReq) -> int:
-    """Characters of the texts of the prompt."""
-    return len(request.text or "") + len(request.suffix or "") + size_of_turns(request.messages or ())
 
 
 def size_of_turns(messages: Iterable[Message]) -> int:

@@ -33,10 +33,8 @@ from runtime.processes.supervise.channel import (
     Failed,
     Go,
     Heartbeat,
-    Leave,
     Order,
     Ready,
-    Reload,
     Role,
     Stop,
     frontend_name,
@@ -209,17 +207,16 @@ class Group:
                 child.order(Go(self.facts))
         self._check_progress()
 
-    def reload(self) -> None:
-        """Have the HTTP workers read the file of API keys again."""
+    def tell_workers(self, order: Order) -> None:
+        """Send an order to the HTTP workers."""
         for child in self._workers():
-            child.order(Reload())
+            child.order(order)
 
     def drain(self, seconds: float, hurry: Callable[[], bool]) -> bool:
         """Stop the HTTP workers and wait until they have finished their requests. False as soon as `hurry()`
         is true. Raises EngineDead when the scheduler or detokeniser dies meanwhile."""
         workers = self._workers()
-        for child in workers:
-            child.order(Stop(seconds))
+        self.tell_workers(Stop(seconds))
         deadline = time.monotonic() + seconds + STOP_S
         while any(child.alive for child in workers) and time.monotonic() < deadline:
             self._read_reports(0.1)
@@ -260,11 +257,6 @@ class Group:
                 child.kill()
             child.release()
         self._selector.close()
-
-    def leave(self) -> None:
-        """Have the HTTP workers report that the server will end; they go on."""
-        for child in self._workers():
-            child.order(Leave())
 
     # -- within ----------------------------------------------------------------------------------------------
 
