@@ -75,7 +75,6 @@ class Group:
         return torch.cat(parts, -1)
 
     def least(self, value: int) -> int:
-        """The least that any rank gave."""
         if self.size == 1:
             return value
         lowest = torch.tensor([value], dtype=torch.int64, device=self._device)

@@ -173,7 +173,6 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def token(self) -> int | None:
-        """The first sampled one."""
         return self.samples[0].token if self.samples else None
 
 

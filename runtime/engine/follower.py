@@ -219,9 +219,7 @@ class Follower:
 
 
 def fault_of(error: Exception) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    return InternalFault(f"{type(error).__name__}: {error}", where="runner")
+    return InternalFault.of(error, where="runner")
 
 
 class _ToParent(logging.Handler):

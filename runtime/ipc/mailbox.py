@@ -110,7 +110,6 @@ class MemoryMailbox(Outbox, Inbox):
         self._wake()
 
     def _pop_all(self) -> list[Any]:
-        """All items, in order."""
         items = self._items
         return [items.popleft() for _ in range(len(items))]
 

@@ -81,7 +81,6 @@ class Ranks:
 
     @property
     def first_lost(self) -> int | None:
-        """The first rank that has ended."""
         return None if self._lost is None else self._lost[0]
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ DISTRIBUTION = "sglang-dsl"
 
 
 def complain(error: object, code: int) -> int:
-    """Print the error, and return the exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 

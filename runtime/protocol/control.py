@@ -213,7 +213,6 @@ VERB_OF: Final[Mapping[type[SingleReq], Verb]] = {verb.request: verb for verb in
 
 
 def no_adapters(field: str) -> BadRequest:
-    """The error for an adapter's name where adapters are off."""
     return BadRequest(
         "the engine was started without adapters",
         where=field,

@@ -114,6 +114,14 @@ class InternalFault(RuntimeFault):
 
     code = "internal_fault"
 
+    @classmethod
+    def of(cls, error: BaseException, what: str = "", **fields: str) -> RuntimeFault:
+        """A RuntimeFault as it is, any other error as a defect of `what`."""
+        if isinstance(error, RuntimeFault):
+            return error
+        text = f"{type(error).__name__}: {error}"
+        return cls(f"{what}: {text}" if what else text, **fields)
+
 
 class WireError(RuntimeFault):
     """A message between processes that cannot be written or read."""

@@ -51,7 +51,6 @@ _LINE = 320  # of a repr
 
 
 def cut(text: str, most: int = _SHOWN) -> str:
-    """The first `most` characters of a text."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -133,7 +132,6 @@ class Media(Node):
 
 
 def media_of(part: Mapping[str, Any], src: Source | None = None) -> Media:
-    """The node of a message's part."""
     return Media(json.dumps(part), src=src)
 
 

@@ -163,7 +163,6 @@ class ManyReq(BaseReq, dict=True):
 
     @property
     def batch_size(self) -> int:
-        """The number of prompts."""
         return self.spread.prompts
 
     @property
@@ -201,7 +200,6 @@ class ManyReq(BaseReq, dict=True):
         return items[index]
 
     def _item(self, index: int) -> Self:
-        """A new request of item `index` alone."""
         fields = set_fields(self)
         for name, values in fields.items():
             if isinstance(values, list) and name not in self.WHOLE:
@@ -289,7 +287,6 @@ def rids(rid: Any, spread: Spread) -> str | list[str]:
 
 
 def check_unique(rids: str | list[str] | None) -> None:
-    """Raise BadRequest for a list with one id twice."""
     if not isinstance(rids, list):
         return
     seen: set[str] = set()
@@ -355,7 +352,6 @@ def hidden_states(value: Any) -> Any:
 
 
 def extra_key(value: Any, name: str = "extra_key") -> str | None:
-    """One item's key."""
     if isinstance(value, list):
         raise BadRequest(f"{name} should be a string, not a list, for a single request.", where=name)
     if value is not None and not isinstance(value, str):
@@ -401,7 +397,6 @@ def params_of(value: Any, spread: Spread, change: Callable[[Any], Any] = lambda 
 
 
 def _check_spread(params: dict[Any, Any], spread: Spread) -> None:
-    """Raise BadRequest if the parameters, sent with each item, are too large."""
     try:
         size = len(msgspec.json.encode(params))
     except (TypeError, ValueError, RecursionError):

@@ -94,7 +94,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether penalties or biases change logits."""
         return bool(self.logit_bias) or self.penalised
 
     def verify(self) -> SamplingParams:

@@ -213,7 +213,6 @@ def _adapter(adapter: Mapping[str, Any]) -> str:
 
 
 def known(name: str) -> bool:
-    """Whether the option `name` is in a table here."""
     tables = (SAME, OPPOSITE, SWITCHES, VALUES, _LEFT, ANYWAY, ("tokenizer_path",))
     return any(name in table for table in tables) or is_idle(name)
 

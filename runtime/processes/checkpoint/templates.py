@@ -222,7 +222,6 @@ def _checkpoint_jinja(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, str],
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The model's type in config.json."""
     match config:
         case {"model_type": str(kind)} if kind:
             return kind

@@ -179,7 +179,6 @@ class Tokenizer:
         return [*self._prefix, *ids]
 
     def count(self, text: str) -> int:
-        """The number of ids of `text` alone."""
         [encoding] = self._text.encode_batch_fast([_writable(text)], add_special_tokens=False)
         return len(encoding)
 

@@ -95,7 +95,6 @@ class BatchRequest:
 
     @property
     def has_more(self) -> bool:
-        """take() has more to send, and should be called without waiting."""
         return bool(self._to_send)
 
     # -- driving it ------------------------------------------------------------------------------------------
@@ -193,7 +192,6 @@ class BatchRequest:
         return min((left for left in times if left is not None), default=None)
 
     def expire(self) -> None:
-        """Answer the overdue requests."""
         for (is_commit, index), state in list(self._states.items()):
             if state.time_left() == 0:
                 self._fail(is_commit, index, state.overdue())
@@ -230,7 +228,6 @@ class BatchRequest:
         return range(prompt, len(self._items), self._prompts)
 
     def _commit(self, prompt: int) -> None:
-        """Send a request that computes the prompt only."""
         job, samples = self._jobs[prompt], [self._items[index] for index in self._samples(prompt)]
         item = next((one for one in samples if isinstance(one, SingleGenerateReq)), None)
         if item is None:  # all were cancelled meanwhile
@@ -285,7 +282,6 @@ class BatchRequest:
         return True
 
     def _take(self, is_commit: bool, index: int) -> None:
-        """Take the new output of a request."""
         state = self._states.get((is_commit, index))
         if state is None:
             return

@@ -76,7 +76,6 @@ def build_tokenizer_manager(
 
 
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:
-    """Facts about the served model."""
     spec, choice = model.spec, model.template_choice
     tool_parser, why = tool_parser_of(config, model)
     return ModelInfo(

@@ -39,7 +39,6 @@ class Client:
         """Count tokens that were read or generated for it. Called from any thread."""
 
     def headers(self) -> dict[str, str]:
-        """Response headers about its limits."""
         return {}
 
 
@@ -49,7 +48,6 @@ CLIENT: ContextVar[Client] = ContextVar("client", default=ANYONE)
 
 
 def flow_label(identity: str) -> str:
-    """An opaque label of the client with this identity."""
     return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 
@@ -63,7 +61,6 @@ class ClientRequest:
         self._client, self._workers = client, 1
 
     def work_on(self) -> None:
-        """One more task works on it, and will call done()."""
         self._workers += 1
 
     def done(self) -> None:

@@ -314,16 +314,11 @@ class Preparer:
 
     def _sampling(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
         vocab = self.limits.vocab_size
-        for token in params.stop_token_ids:
-            if token >= vocab:
-                raise BadRequest(
-                    f"{token} is beyond the vocabulary of {vocab}", where="sampling_params.stop_token_ids"
-                )
-        for token in params.logit_bias:
-            if token >= vocab:
-                raise BadRequest(
-                    f"{token} is beyond the vocabulary of {vocab}", where="sampling_params.logit_bias"
-                )
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            for token in ids:
+                if token >= vocab:
+                    field = f"sampling_params.{name}"
+                    raise BadRequest(f"{token} is beyond the vocabulary of {vocab}", where=field)
         return self._with_template_stops(params, stop_str) if stop_str else params
 
     def _with_template_stops(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
@@ -365,8 +360,7 @@ class Preparer:
         for token in tokens:
             if not 0 <= token < self.limits.vocab_size:
                 raise BadRequest(
-                    f"{token} is not in the vocabulary of {self.limits.vocab_size}",
-                    where="token_ids_logprob",
+                    f"{token} is not in the vocabulary of {self.limits.vocab_size}", where="token_ids_logprob"
                 )
 
 

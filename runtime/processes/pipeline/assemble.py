@@ -52,12 +52,7 @@ def assemble(
 
 
 def _encoder(
-    config: EngineConfig,
-    spec: EncoderSpec,
-    pooling: Pooling,
-    loaded: Loaded,
-    inbox: Inbox,
-    outbox: Outbox,
+    config: EngineConfig, spec: EncoderSpec, pooling: Pooling, loaded: Loaded, inbox: Inbox, outbox: Outbox
 ) -> tuple[SchedulerProcess, int]:
     if config.disaggregation_mode != "null":
         raise BadRequest(

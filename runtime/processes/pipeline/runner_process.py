@@ -236,7 +236,6 @@ class RunnerProcess:
         self._ask(call("update_weights", path))
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
-        """On all ranks."""
         self._check_between_steps("release_memory")
         self._ask(call("release_memory", tuple(parts)))
 

@@ -385,9 +385,7 @@ class Verbs:
 
 
 def as_fault(error: Exception, what: str) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")
+    return InternalFault.of(error, what, hint="a defect of the runtime")
 
 
 def surveyed(scheduler: Scheduler | EmbeddingScheduler, request: GetPrefixesReq) -> Data:

@@ -20,7 +20,7 @@ from runtime.processes.supervise import logs
 from runtime.processes.supervise.channel import FROM_CHILD, TO_CHILD, ChildSpec, Failed
 from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.protocol.console import set_title
-from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.registry import MissingExtra, Registry
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,6 @@ ROLES: Registry[Callable[[ChildSpec, Lifecycle], None]] = Registry(
     },
     extras={"http": "server"},
 )
-
-
-def fault_of(error: BaseException) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    if isinstance(error, MissingExtra):
-        return BadRequest(str(error))
-    return InternalFault(f"{type(error).__name__}: {error}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as error:
         if lifecycle.stopping is None:
             # The supervisor reports it to the user. A defect's traceback is for the log.
-            cause = fault_of(error)
+            cause = BadRequest(str(error)) if isinstance(error, MissingExtra) else InternalFault.of(error)
             if isinstance(cause, InternalFault):
                 log.error("ends: %s", error, exc_info=error)
             lifecycle.report(Failed(cause.to_dict()))

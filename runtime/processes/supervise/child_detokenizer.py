@@ -104,10 +104,7 @@ class DetokenizerProcess:
             self._spread(texts.outputs, BatchStrOutput.of, _failed)
 
     def _spread(
-        self,
-        outputs: list[T],
-        pack: Callable[[list[T]], msgspec.Struct],
-        failed: Callable[[T, WireError], T],
+        self, outputs: list[T], pack: Callable[[list[T]], msgspec.Struct], failed: Callable[[T, WireError], T]
     ) -> None:
         """Send each frontend its outputs, in one message."""
         by_frontend: dict[str | None, list[T]] = {}

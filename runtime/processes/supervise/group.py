@@ -124,7 +124,6 @@ class Child:
                 self.fault = from_dict(error)
 
     def ended(self) -> EngineDead | None:
-        """How it ended; None while it lives."""
         code = self.process.poll()
         if code is None:
             return None
@@ -137,7 +136,6 @@ class Child:
             self.process.kill()
 
     def release(self) -> None:
-        """Wait for a killed or ended process and close the mailboxes."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_S)
         self._orders.close()
@@ -208,7 +206,6 @@ class Group:
         self._check_progress()
 
     def tell_workers(self, order: Order) -> None:
-        """Send an order to the HTTP workers."""
         for child in self._workers():
             child.order(order)
 
@@ -302,7 +299,6 @@ class Group:
         return True
 
     def _give_up(self, child: Child, fault: EngineDead) -> None:
-        """Release an ended child, and have the scheduler cancel its requests."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(child)
         child.release()

@@ -96,7 +96,6 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """Query and document of a single cross-encoder request."""
         text = self.text
         if not self.is_cross_encoder_request or not isinstance(text, list):
             return None
@@ -109,7 +108,6 @@ def _is_pair(value: Any) -> bool:
 
 
 def _nothing_new(params: Any) -> Any:
-    """The same with max_new_tokens 0."""
     if isinstance(params, SamplingParams):
         return {"max_new_tokens": 0}
     if not isinstance(params, dict):

@@ -58,7 +58,6 @@ class PictureReader:
         self.decoded = 0
 
     def check_count(self, count: int) -> None:
-        """Raise BadRequest for too many."""
         if count > self._options.max_images:
             raise BadRequest(
                 f"the request has {count} images; at most {self._options.max_images} are allowed",
