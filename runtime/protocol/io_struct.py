@@ -219,6 +219,11 @@ class TextRequest(msgspec.Struct, omit_defaults=True):
     http_worker_ipc: str | None = None
 
 
+def _each(field: str) -> Any:
+    """A property of a batch: the field of each of its outputs."""
+    return property(lambda batch: [getattr(one, field) for one in batch.outputs])
+
+
 class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
     """Deltas of several requests. Others of the field send parallel lists; here the lists are read from
     `outputs`, so that none can have another length than its neighbours."""
@@ -237,29 +242,12 @@ class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
             message.spec_acceptance_histogram = [one.acceptance_histogram for one in figures]
         return message
 
-    @property
-    def output_ids(self) -> list[list[int]]:
-        return [one.new_ids for one in self.outputs]
-
-    @property
-    def finished_reasons(self) -> list[FinishReason | None]:
-        return [one.finish for one in self.outputs]
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        return [one.prompt_tokens for one in self.outputs]
-
-    @property
-    def completion_tokens(self) -> list[int]:
-        return [one.completion_tokens for one in self.outputs]
-
-    @property
-    def cached_tokens(self) -> list[int]:
-        return [one.cached_tokens for one in self.outputs]
-
-    @property
-    def retraction_counts(self) -> list[int]:
-        return [one.retractions for one in self.outputs]
+    output_ids = _each("new_ids")
+    finished_reasons = _each("finish")
+    prompt_tokens = _each("prompt_tokens")
+    completion_tokens = _each("completion_tokens")
+    cached_tokens = _each("cached_tokens")
+    retraction_counts = _each("retractions")
 
 
 class BatchTokenIDOutput(BatchOfDeltas):
@@ -271,9 +259,7 @@ class BatchTokenIDOutput(BatchOfDeltas):
 class BatchStrOutput(BatchOfDeltas):
     """Detokeniser -> frontend, once per step: the same deltas with their text."""
 
-    @property
-    def output_strs(self) -> list[str]:
-        return [one.text for one in self.outputs]
+    output_strs = _each("text")
 
 
 class EmbeddingOutput(msgspec.Struct, omit_defaults=True):
@@ -302,17 +288,9 @@ class BatchEmbeddingOutput(BaseBatchReq):
     def of(cls, outputs: list[EmbeddingOutput]) -> Self:
         return cls(rids=[one.rid for one in outputs], outputs=outputs)
 
-    @property
-    def embeddings(self) -> list[list[float]]:
-        return [one.embedding for one in self.outputs]
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        return [one.prompt_tokens for one in self.outputs]
-
-    @property
-    def finished_reasons(self) -> list[FinishReason | None]:
-        return [one.finish for one in self.outputs]
+    embeddings = _each("embedding")
+    prompt_tokens = _each("prompt_tokens")
+    finished_reasons = _each("finish")
 
 
 class ChoiceScores(msgspec.Struct):

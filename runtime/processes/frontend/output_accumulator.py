@@ -93,8 +93,14 @@ class OutputAccumulator:
             self._take_back(delta.replaced)
         self.ids += delta.new_ids
         self.total += len(delta.new_ids)
-        for name, entries in self.lists.items():
-            entries += self._entries(delta, name)
+        if lists := self.lists:
+            pairs = zip(delta.output_logprobs, delta.new_ids, strict=False)
+            lists["output_token_logprobs"] += [self._entry(logprob, token) for logprob, token in pairs]
+            lists["output_token_origins"] += delta.output_origins
+            if "output_top_logprobs" in lists:
+                lists["output_top_logprobs"] += self._many(delta.output_top_logprobs)
+            if "output_token_ids_logprobs" in lists:
+                lists["output_token_ids_logprobs"] += self._many(delta.output_token_ids_logprobs)
         if self.reasoning is not None:
             self.reasoning.feed(delta.text, delta.new_ids, delta.replaced)
         if delta.hidden_states:
@@ -112,20 +118,6 @@ class OutputAccumulator:
         if held:
             for entries in (self.ids, *self.lists.values()):
                 del entries[-held:]
-
-    def _entries(self, delta: TokenOutput, name: str) -> list[Any]:
-        match name:
-            case "output_token_logprobs":
-                return [
-                    self._entry(logprob, token)
-                    for logprob, token in zip(delta.output_logprobs, delta.new_ids, strict=False)
-                ]
-            case "output_token_origins":
-                return list(delta.output_origins)
-            case "output_top_logprobs":
-                return self._many(delta.output_top_logprobs)
-            case _:
-                return self._many(delta.output_token_ids_logprobs)
 
     def _entry(self, logprob: float | None, token: int | None) -> list[Any]:
         text = None if self._text_of is None or token is None else self._text_of(token)
