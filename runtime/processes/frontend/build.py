@@ -15,7 +15,6 @@ from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.table import tool_format_of
 from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint.model import Model, left_on, model_reasoning
-from runtime.processes.frontend.encoding import MOST_CHARACTERS
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.prepare import Preparer
 from runtime.processes.frontend.prompt import Limits
@@ -32,13 +31,11 @@ def build_tokenizer_manager(
     slots: int,
     outbox: Outbox,
     *,
-    name: str | None = None,
     served_name: str | None = None,
-    max_encode_chars: int = MOST_CHARACTERS,
-    max_answer_bytes: int | None = None,
+    **options: Any,
 ) -> TokenizerManager:
-    """slots: size of the KV pool. name: of this frontend among several. served_name: the model's name for
-    clients; None: that of its directory."""
+    """slots: size of the KV pool. served_name: the model's name for clients; None: that of its directory.
+    options: of TokenizerManager."""
     limits = Limits(
         model.spec.vocab_size,
         config.context(model.spec),
@@ -64,15 +61,7 @@ def build_tokenizer_manager(
         marks=marks,
         thinks=left_on(model, marks),
     )
-    info = describe(config, model, limits, served_name)
-    return TokenizerManager(
-        preparer,
-        outbox,
-        name=name,
-        model=info,
-        max_encode_chars=max_encode_chars,
-        max_answer_bytes=max_answer_bytes,
-    )
+    return TokenizerManager(preparer, outbox, model=describe(config, model, limits, served_name), **options)
 
 
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:

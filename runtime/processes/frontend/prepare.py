@@ -20,7 +20,6 @@ from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.choices import Option, scoring_requests
 from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.prompt import Limits, Prompt, PromptReader, is_default_length
 from runtime.protocol.control import no_adapters
 from runtime.protocol.errors import BadRequest
@@ -68,9 +67,9 @@ class Job:
 
 
 class Preparer:
-    """Thread safe; holds no state of requests. The arguments after `clock` are those of PromptReader; marks:
-    of the model's reasoning; thinks: whether a chat template with these variables leaves reasoning on without
-    a mark in its text."""
+    """Thread safe; holds no state of requests. marks: of the model's reasoning; thinks: whether a chat
+    template with these variables leaves reasoning on without a mark in its text; reading: options of
+    PromptReader."""
 
     def __init__(
         self,
@@ -79,23 +78,14 @@ class Preparer:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         *,
-        allow_control_tokens: bool = False,
-        pictures: PictureReader | None = None,
-        completion_template: str | None = None,
         marks: ReasoningMarks | None = None,
         thinks: Callable[[Mapping[str, Any]], bool] = lambda variables: False,
+        **reading: Any,
     ) -> None:
         self.tokenizer, self.limits = tokenizer, limits
         self.marks, self._thinks = marks, thinks
         self._clock = clock
-        self._prompts = PromptReader(
-            tokenizer,
-            template,
-            limits,
-            allow_control_tokens=allow_control_tokens,
-            pictures=pictures,
-            completion_template=completion_template,
-        )
+        self._prompts = PromptReader(tokenizer, template, limits, **reading)
         self._jumps = JumpPlanner(tokenizer.vocabulary, tokenizer.encode_plain)
         self._count = itertools.count()
 

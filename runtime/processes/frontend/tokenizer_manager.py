@@ -382,8 +382,6 @@ class TokenizerManager:
         # A request that failed here may still run there.
         self._abort_all(list(state.open) if state.fault is None else list(state.index))
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     def _send(self, state: RequestState) -> None:
         parts, deadline = state.job.parts, state.job.deadline
         for part in parts:

@@ -284,8 +284,6 @@ class RunnerProcess:
             os.close(file)
         self._remove_folder()
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     def _check_between_steps(self, name: str) -> None:
         if self._launched is not None:
             raise InternalFault(f"{name}() during a step", where="runner")

@@ -328,8 +328,6 @@ class Verbs:
         self._released |= {*parts}
         return {"released": sorted(self._released)}
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     def _on_runner(self, verb: Verb, request: SingleReq) -> Data:
         if isinstance(self._runner, RunnerProcess):
             return self._runner.call(verb.name, request)

@@ -255,8 +255,6 @@ class Group:
             child.release()
         self._selector.close()
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     def _start(self, role: Role, name: str, replaces: bool = False) -> Child:
         listener = self._listener if role == "http" else None
         spec = ChildSpec(
