@@ -90,7 +90,12 @@ class OutputAccumulator:
         if delta.text:
             self._pieces.append(delta.text)
         if delta.replaced:
-            self._take_back(delta.replaced)
+            held = min(delta.replaced, len(self.ids))
+            self.total -= delta.replaced
+            self.replaced += delta.replaced - held
+            if held:
+                for entries in (self.ids, *self.lists.values()):
+                    del entries[-held:]
         self.ids += delta.new_ids
         self.total += len(delta.new_ids)
         if lists := self.lists:
@@ -110,14 +115,6 @@ class OutputAccumulator:
             self.scored = delta
         if delta.grammar is not None:
             self.grammar = msgspec.to_builtins(delta.grammar)
-
-    def _take_back(self, count: int) -> None:
-        held = min(count, len(self.ids))
-        self.total -= count
-        self.replaced += count - held
-        if held:
-            for entries in (self.ids, *self.lists.values()):
-                del entries[-held:]
 
     def _entry(self, logprob: float | None, token: int | None) -> list[Any]:
         text = None if self._text_of is None or token is None else self._text_of(token)

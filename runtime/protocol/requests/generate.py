@@ -317,7 +317,13 @@ def _read(fields: dict[str, Any], known: dict[tuple[str, int], Any]) -> SingleGe
         setattr(item, name, value)
     for name, key in keys.items():
         known[key] = getattr(item, name)
-    item.rid = new_rid() if rid is None else _id(rid)
+    if rid is None:
+        rid = new_rid()
+    elif not isinstance(rid, str) or not rid:
+        raise BadRequest("is empty" if rid == "" else f"must be a text, got {rid!r}", where="rid")
+    else:
+        _check_text("rid", rid)
+    item.rid = rid
     item.sampling_params = params
     # Not checked here: Limits.check_ids does, and a long prompt is looked through once.
     item.input_ids = ids
@@ -405,13 +411,6 @@ def _typed(fields: dict[str, Any]) -> SingleGenerateReq:
         field = path.rstrip("`").lstrip(".")
         kind = BadConstraint if field.startswith("constraint") else BadRequest
         raise kind(message, where=field or "request") from error
-
-
-def _id(rid: object) -> str:
-    if not isinstance(rid, str) or not rid:
-        raise BadRequest("is empty" if rid == "" else f"must be a text, got {rid!r}", where="rid")
-    _check_text("rid", rid)
-    return rid
 
 
 def cache_key(extra_key: Any, salt: Any) -> str | None:
