@@ -215,13 +215,11 @@ class Engine:
         return _raised(self._pipeline.manager.batch(_embedding(texts, dimensions, fields)), on_error)
 
     def abort(self, rid: str | None = None, prefix: bool = False) -> None:
-        """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None); their
-        callers get Aborted."""
+        """Cancel a request by its id, all with this beginning (`prefix`), or all (None); they raise Aborted."""
         self._pipeline.manager.abort(rid, prefix)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop generating until resume(). mode: what happens to running requests, see PauseReq. Raises kinds
-        of RuntimeFault."""
+        """Stop generating until resume(). mode: of running requests, see PauseReq. Raises RuntimeFault."""
         self._ask("pause", mode=mode)
 
     def resume(self) -> None:
@@ -236,8 +234,7 @@ class Engine:
         return dict(answer.data["loaded_adapters"])
 
     def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
-        """Unload it: new requests do not find it, running ones keep it. Returns the other adapters. Raises
-        ModelNotFound."""
+        """Unload it; running requests keep it. Returns the other adapters. Raises ModelNotFound."""
         return dict(self._ask("unload_lora_adapter", lora_name=lora_name).data["loaded_adapters"])
 
     def update_weights_from_disk(self, model_path: str) -> None:
@@ -300,8 +297,7 @@ class Engine:
         return self.control("flush_cache").ok
 
     def state(self) -> dict[str, Any]:
-        """The scheduler's counters and slots, `live`: requests at the frontend, and the `chat_template`'s
-        description."""
+        """The scheduler's counters, `live` requests at the frontend, and the `chat_template`."""
         return {
             **self.control("state").data,
             "live": self._pipeline.manager.live,
@@ -317,8 +313,7 @@ class Engine:
 
     @property
     def derivation(self) -> Derivation | None:
-        """The chat template's Jinja text as prefixes and suffixes; None if no Jinja text renders the
-        turns."""
+        """The chat template's Jinja text as prefixes and suffixes; None without Jinja text."""
         return self.template_choice.derivation
 
     @property
@@ -343,8 +338,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Abort running requests, stop the threads and free the model. May be called more than once, from any
-        thread."""
+        """Abort running requests and free the model. May be called more than once, from any thread."""
         self._pipeline.close()
 
     shutdown = close
@@ -458,8 +452,7 @@ def _request(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReq
 
 
 def make_params(params: SamplingParams | Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from a dict, as SamplingParams.from_user takes it. Raises BadRequest, also for a
-    constraint."""
+    """SamplingParams from a dict. Raises BadRequest, also for a constraint."""
     read, constraint = SamplingParams.from_user(params)
     if constraint is None:
         return read

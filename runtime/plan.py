@@ -41,8 +41,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class MediaSpan(NamedTuple):
-    """tokens[first : first + length] of a row stand for as many embeddings of a media item, those from its
-    `offset` on."""
+    """tokens[first : first + length] of a row stand for embeddings of an item, from its `offset` on."""
 
     item: int
     offset: int
@@ -221,15 +220,13 @@ class Runner(Protocol):
         ...
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for parameters that no plan of this runner supports, such as an unknown logit
-        processor."""
+        """Raise BadRequest for unsupported parameters, such as an unknown logit processor."""
         ...
 
     def launch(self, plan: StepPlan) -> None: ...
 
     def done(self) -> bool:
-        """Whether finish() would not wait: the launched pass has ended or failed. Returns at once; called
-        often."""
+        """Whether the launched pass has ended or failed. Returns at once; called often."""
         ...
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
@@ -237,8 +234,7 @@ class Runner(Protocol):
         ...
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Rows may name it from now on; possible while a step is under way. Raises AdapterError, and changes
-        nothing then."""
+        """Rows may name it from now on; also during a step. Raises AdapterError, and changes nothing then."""
         ...
 
     def unload_adapter(self, number: int) -> None:
@@ -280,8 +276,7 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextResult(msgspec.Struct, frozen=True, gc=False):
-    """vector: the pooled output as the model gives it, or a classifier's scores. `error` is set, and the rest
-    empty, when its numbers were not finite."""
+    """vector: the pooled output, or a classifier's scores. error: set if its numbers were not finite."""
 
     vector: tuple[float, ...] = ()
     error: str | None = None

@@ -36,8 +36,7 @@ class Address:
 
     @classmethod
     def fd(cls, number: int) -> Address:
-        """The address of a connected stream socket. Each end duplicates the descriptor; the caller closes
-        this one."""
+        """A connected stream socket. Each end duplicates the descriptor; the caller closes this one."""
         return cls(f"fd:{number}")
 
     @classmethod

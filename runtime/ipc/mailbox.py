@@ -35,8 +35,7 @@ class Outbox:
     """The sending end, for any number of threads."""
 
     def send(self, item: msgspec.Struct) -> None:
-        """Never blocks for long. Raises MailboxClosed if the other side is gone, and WireError for an item
-        that cannot be encoded."""
+        """Raises MailboxClosed if the other side is gone, WireError for an item that cannot be encoded."""
         raise NotImplementedError
 
     def close(self) -> None:

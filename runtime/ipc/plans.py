@@ -30,8 +30,7 @@ _LEFT_OUT: Final = SamplingParams()  # encoded as one byte
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The changes of a sequence; None: unchanged. output: (number of earlier ids that stay, the ids after
-    them)."""
+    """The changes of a sequence; None: unchanged. output: (earlier ids that stay, the ids after them)."""
 
     seq: int
     sampling: SamplingParams | None
@@ -69,8 +68,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """Call the runner's method `name`; the types of its arguments are in CALLS. answered: by Done or
-    Failure."""
+    """Call the runner's method `name` (see CALLS). answered: by Done or Failure."""
 
     name: str
     args: msgspec.Raw
@@ -246,8 +244,7 @@ class MaskWriter:
         return int(self._ended[0])
 
     def write(self, masks: Mapping[int, TokenMask], whole: Collection[int] = ()) -> tuple[MaskPosition, ...]:
-        """The masks' positions. Shared arrays are written once. whole: rows whose bits are sent even if the
-        mask lists its ids. Overwrites the earlier masks."""
+        """The positions of the masks. whole: rows whose bits are sent even if the mask lists its ids."""
         arrays: list[npt.NDArray[Any]] = []
         offsets: dict[int, int] = {}
         end = _ALIGNED

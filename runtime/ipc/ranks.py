@@ -17,8 +17,7 @@ from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 
 class Ranks:
-    """links: the mailboxes to and from each rank. One thread sends and gathers; any may call lost() and
-    close()."""
+    """links: to and from each rank. One thread sends and gathers; any may call lost() and close()."""
 
     def __init__(self, links: Sequence[tuple[Outbox, Inbox]]) -> None:
         self._outboxes = [outbox for outbox, _ in links]

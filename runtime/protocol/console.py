@@ -19,8 +19,7 @@ def complain(error: object, code: int) -> int:
 
 
 def run(command: Callable[[], int]) -> int:
-    """The exit code of `command`. A closed standard output (`| head`) and Ctrl-C end it without a traceback;
-    errors of standard error are ignored."""
+    """The exit code of `command`. A closed standard output or Ctrl-C end it without a traceback."""
     try:
         return _ran(command)
     finally:

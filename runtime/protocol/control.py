@@ -77,8 +77,7 @@ MAX_PREFIX_IDS = 64
 
 
 class GetPrefixesReq(SingleReq):
-    """Ask for the content of the prefix cache: a PrefixTree (cache/node.py) as a dict, of at most `most`
-    nodes, each with its first `ids` token ids."""
+    """Ask for the prefix cache: a PrefixTree of at most `most` nodes, each with its first `ids` ids."""
 
     most: int = 500
     ids: int = 0
@@ -161,8 +160,7 @@ class GroupFailed(SingleReq):
 
 
 class ControlOutput(SingleReq):
-    """The answer to the verb with the same rid. Not ok: `message` is the reason, `data` may be a RuntimeFault
-    as a dict."""
+    """The answer to a verb. Not ok: `message` says why, `data` may be a RuntimeFault as a dict."""
 
     ok: bool
     message: str = ""

@@ -98,8 +98,7 @@ class DeadlineExceeded(RuntimeFault):
 
 
 class Aborted(RuntimeFault):
-    """The client, or an operator, cancelled it. `partial`: the GenerateOutput until then; it does not
-    travel."""
+    """The client or an operator cancelled it. partial: the output until then; it does not travel."""
 
     status, code = 499, "aborted"
     partial: Any = None
@@ -196,8 +195,7 @@ class NoSuchService(RuntimeFault):
 
 
 class ToolServerError(RuntimeFault):
-    """A tool server cannot be reached, or breaks its protocol. The error of a tool goes to the model
-    instead."""
+    """A tool server cannot be reached, or breaks its protocol. (A tool's error goes to the model.)"""
 
     status, code = 502, "tool_server_error"
 

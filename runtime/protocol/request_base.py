@@ -365,8 +365,7 @@ def cache_salt(value: Any) -> str | None:
 
 
 def bootstrap_rooms(value: Any, spread: Spread) -> list[int | None] | None:
-    """One number stands for consecutive ones, one per item; of a list with one number per prompt, the samples
-    get numbers far apart."""
+    """One number per item: consecutive ones, or for the samples of a listed one, numbers far apart."""
     if isinstance(value, int) and not isinstance(value, bool):
         return [(value + index) % BOOTSTRAP_ROOMS for index in range(spread.total)]
     numbers: list[int | None] | None = spread.each("bootstrap_room", value)

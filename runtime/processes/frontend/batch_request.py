@@ -100,8 +100,7 @@ class BatchRequest:
     # -- driving it ------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """The slow part: types of all fields, templates and tokenising, once per prompt. The error of an item
-        is its answer."""
+        """Read, render and tokenise, once per prompt: slow. An item's error is its answer."""
         requests, self._requests = self._requests, ()  # not kept as long as this object
         match requests:
             case GenerateReqInput():
@@ -129,8 +128,7 @@ class BatchRequest:
                     self._items[sample] = fault
 
     def _check_size(self, job: Job, samples: int) -> None:
-        """Raise BadRequest for an answer that is sure to be too large: log-probabilities of the prompt, and
-        of the least number of new tokens."""
+        """Raise BadRequest for an answer whose log-probabilities are sure to be too large."""
         if self._budget.most is None:
             return
         for part in job.requests:
@@ -396,8 +394,7 @@ class Waiter:
         self._waiting: asyncio.Future[None] | None = None
 
     def notifier(self, on_closed: Callable[[], None]) -> Callable[[], None]:
-        """A function that wakes the coroutine, from any thread; if its loop is closed, it calls
-        `on_closed`."""
+        """A function that wakes the coroutine from any thread, or calls `on_closed` if its loop is closed."""
 
         def notify() -> None:
             try:

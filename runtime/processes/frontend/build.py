@@ -113,8 +113,7 @@ def tool_parser_of(config: EngineConfig, model: Model) -> tuple[str | None, str]
 
 
 def default_sampling(path: Path) -> dict[str, Any]:
-    """The checkpoint's own sampling parameters: the numbers of generation_config.json. Raises ModelLoadError
-    for a broken file."""
+    """The sampling parameters in generation_config.json. Raises ModelLoadError for a broken file."""
     file = path / "generation_config.json"
     if not file.is_file():
         return {}

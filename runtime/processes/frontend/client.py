@@ -52,8 +52,7 @@ def flow_label(identity: str) -> str:
 
 
 class ClientRequest:
-    """One request of a client. It counts as running until the task that answers it and the background tasks
-    that it started are done."""
+    """A request of a client: it runs until its task and the background tasks it started are done."""
 
     def __init__(self, client: Client) -> None:
         """Raises RateLimited."""

@@ -18,8 +18,7 @@ def question(most: int, *, texts: bool) -> GetPrefixesReq:
 
 
 def with_texts(tree: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The scheduler's answer with the `text` of each node's first tokens in place of their ids; without a
-    tokenizer there are no texts."""
+    """The scheduler's answer with the `text` of each node in place of its ids, if there is a tokenizer."""
     for node in tree["nodes"]:
         ids = node.pop("ids", [])
         if tokenizer is not None:

@@ -34,8 +34,7 @@ from runtime.scheduler.scheduler import Scheduler
 def assemble(
     config: EngineConfig, model: Model, load: Callable[[], Loaded], inbox: Inbox, outbox: Outbox
 ) -> tuple[SchedulerProcess, int]:
-    """The process, not running yet, and the KV pool's slots (for an encoder: the tokens of one step). Raises
-    the errors of `load`."""
+    """The process and the KV pool's slots (encoders: tokens of a step). Raises the errors of `load`."""
     pooling = config.pooling_of(model.path, model.spec)
     loaded = load()
     try:

@@ -148,8 +148,7 @@ class _Worker:
 
 
 class _Reader:
-    """The detokeniser's thread: ids in, text to the frontend. It notices when the scheduler stops or
-    hangs."""
+    """The detokeniser's thread. It notices when the scheduler stops or hangs."""
 
     def __init__(
         self,

@@ -38,8 +38,7 @@ class Loaded:
 
 
 def load_runner(config: EngineConfig, model: Model) -> Loaded:
-    """The model's weights, ready to run. Raises ModelLoadError and BadRequest; EngineDead when its process
-    ends meanwhile."""
+    """Raises ModelLoadError and BadRequest; EngineDead when its process ends meanwhile."""
     match model.spec:
         case EncoderSpec() as spec:
             pooling = config.pooling_of(model.path, spec)

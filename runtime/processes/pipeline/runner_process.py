@@ -158,8 +158,7 @@ class RunnerProcess:
             act(dead)
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for an unknown logit processor, one that cannot use its parameters, and parameters
-        that cannot be sent."""
+        """Raise BadRequest for parameters that no logit processor takes, or that cannot be sent."""
         name = params.custom_logit_processor
         target = None if name is None else PROCESSORS.target(name)
         try:
@@ -186,8 +185,7 @@ class RunnerProcess:
         return launched is None or self._dead is not None or self._masks.ended == launched[1].number
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
-        """Raises DeadlineExceeded after step_timeout_s (and kills the process), InternalFault for a wrong
-        plan, a failed pass, or an ended process."""
+        """Raises DeadlineExceeded after step_timeout_s, InternalFault for a failed pass or ended process."""
         launched, self._launched = self._launched, None
         if launched is None:
             raise InternalFault("finish() without launch()", where="runner")
@@ -252,8 +250,7 @@ class RunnerProcess:
         return self._ask(call("stop_profile"))
 
     def call(self, name: str, request: SingleReq) -> dict[str, Any]:
-        """Carry out a runner verb of runtime.protocol.control on every rank; returns rank 0's answer. Raises
-        its errors."""
+        """Carry out a runner verb on every rank; returns rank 0's answer. Raises its errors."""
         return self._ask(call(name, request))
 
     recording = False
@@ -262,8 +259,7 @@ class RunnerProcess:
         """The process counts its steps itself."""
 
     def close(self) -> None:
-        """End the processes, by closing their mailboxes, or by force after CLOSE_S. May be called more than
-        once."""
+        """End the processes, by force after CLOSE_S. May be called more than once."""
         with self._lock:
             again, self._closing = self._closing, True
             if self._dead is None:

@@ -54,8 +54,7 @@ MAX_FAULTS_IN_A_ROW = 3
 
 
 class SchedulerProcess:
-    """`run()` until the inbox is closed. Other threads may read `stalled_s`, and set `closed_because` before
-    they close the inbox."""
+    """Other threads may read `stalled_s`, and set `closed_because` before they close the inbox."""
 
     def __init__(
         self,
@@ -87,8 +86,7 @@ class SchedulerProcess:
         self._lost: RuntimeFault | None = None
 
     def give_up(self, fault: RuntimeFault) -> None:
-        """From any thread: the runner is lost. Within LOST_S `run` answers all requests with `fault`, also
-        those that came meanwhile, and raises it."""
+        """From any thread: the runner is lost. Within LOST_S `run` answers all with `fault` and raises it."""
         self._lost = fault
 
     @property
@@ -98,8 +96,7 @@ class SchedulerProcess:
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def run(self) -> None:
-        """Serve until the inbox is closed; then end the running requests and release runner and grammars.
-        Raises the fault of give_up()."""
+        """Serve until the inbox is closed, then release everything. Raises the fault of give_up()."""
         try:
             wait = 0.0
             while True:

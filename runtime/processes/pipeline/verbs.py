@@ -138,8 +138,7 @@ class Verbs:
             self._answer(request, partial(getattr(self, verb.name), request))
 
     def answer_due(self, in_flight: bool) -> None:
-        """After a step: carry out and answer the waiting verbs that can be carried out now. in_flight:
-        whether the next step has begun."""
+        """Carry out the waiting verbs that can be now. in_flight: the next step has begun."""
         for one in list(self.waiting):
             if one.due(in_flight):
                 self.waiting.remove(one)
@@ -235,8 +234,7 @@ class Verbs:
         return {"loaded_adapters": adapters.loaded}
 
     def update_weights_from_disk(self, request: UpdateWeightsReq) -> None:
-        """Once no step is under way. Running requests return to the queue and are computed again, with their
-        output so far, under the new weights."""
+        """Once no step is under way. Running requests are computed again, and keep their output."""
         if "weights" in self._released:
             raise BadRequest(
                 "the weights were given back", where="model_path", hint="POST /wake_up?tags=weights before"

@@ -54,8 +54,7 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
 
 
 class DetokenizerProcess:
-    """`run()` until the inbox is closed. frontends: their mailboxes by name; a request without
-    `http_worker_ipc` belongs to the only one there is."""
+    """frontends: mailboxes by name; a request without `http_worker_ipc` belongs to the only one."""
 
     def __init__(
         self,

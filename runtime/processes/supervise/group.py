@@ -273,8 +273,7 @@ class Group:
         return child
 
     def _replaces(self, child: Child, fault: EngineDead) -> bool:
-        """Whether an ended child is replaced: an HTTP worker, once all have been ready, and not too often in
-        a row. A recent replacement is replaced after a pause."""
+        """Whether an ended child is replaced: an HTTP worker, not too often in a row, and after a pause."""
         if child.spec.role != "http" or not self._served:
             return False
         name, now = child.name, time.monotonic()

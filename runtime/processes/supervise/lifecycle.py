@@ -76,8 +76,7 @@ class Lifecycle:
             self._outbox.send(report)
 
     def facts(self, timeout: float) -> dict[str, Any]:
-        """The facts that the scheduler reported when it was ready. Raises DeadlineExceeded; EngineDead when
-        stopped first."""
+        """The scheduler's facts, once it is ready. Raises DeadlineExceeded; EngineDead when stopped first."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._facts is not None or self.stopping, timeout):
                 raise DeadlineExceeded(

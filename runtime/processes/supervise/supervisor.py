@@ -57,8 +57,7 @@ class Supervisor:
         self._served = False
 
     def run(self) -> int:
-        """The exit code. Raises the errors of a failed start (BadRequest, ModelLoadError ...), and EngineDead
-        when a process died and restarts are off, or did not help."""
+        """The exit code. Raises the errors of a failed start, EngineDead when a process died for good."""
         check_names(self._engine)
         self._engine.locate()
         with self._taking_signals(), listening(self._server) as listener, _private_folder() as folder:
@@ -163,8 +162,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
-    """The socket that all HTTP workers accept from. Raises BadRequest: an address that is taken, forbidden or
-    not this machine's."""
+    """The socket that all HTTP workers accept from. Raises BadRequest for an unusable address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -237,8 +235,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:
-    """`serve`: read the options and run a Supervisor, or another serving engine. Returns the exit code.
-    Raises the errors of Supervisor.run, and BadRequest for wrong options."""
+    """`serve`: the exit code. Raises the errors of Supervisor.run, and BadRequest for wrong options."""
     _fill_standard_streams()
     options = read_options(arguments, environment, prog)
     logs.set_up(options.server, "supervisor")
@@ -249,8 +246,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
 
 
 def _fill_standard_streams() -> None:
-    """Open the null device for a closed stdin, stdout or stderr: else a pipe or socket would get its number,
-    and the output of print."""
+    """Open the null device for closed ones: else a socket would get the number, and the prints."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

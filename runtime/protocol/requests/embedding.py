@@ -38,8 +38,7 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
     custom_labels: dict[str, str] | None = None
 
     def normalize_batch_and_arguments(self) -> None:
-        """Check the fields, count the texts, fill in defaults. A second call changes nothing. Raises
-        BadRequest."""
+        """Check the fields and fill in defaults. A second call changes nothing. Raises BadRequest."""
         if self.is_normalized:
             return
         media = (self.image_data, self.video_data, self.audio_data)

@@ -181,8 +181,7 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
 
 
 class _Field(NamedTuple):
-    """A field with one value per item. default: stands for None. check: raises BadRequest for a value that
-    is none of the field's, and returns the value."""
+    """A field with one value per item. default: of None. check: the value, or raises BadRequest."""
 
     default: Any = None
     check: Callable[[Any], Any] | None = None
@@ -265,8 +264,7 @@ _UNSERVED = {
 
 
 def resolve(request: GenerateReqInput) -> SingleGenerateReq:
-    """A single request with defaults and checked types; `request` is not changed. Raises BadRequest and its
-    kinds, with the field in `where`."""
+    """A checked copy of a single request. Raises BadRequest and its kinds, with the field in `where`."""
     if not request.is_normalized:
         request = copy_request(request)
         request.normalize_batch_and_arguments()
@@ -281,8 +279,7 @@ def resolve(request: GenerateReqInput) -> SingleGenerateReq:
 
 
 def typed_items(request: GenerateReqInput) -> list[SingleGenerateReq | RuntimeFault]:
-    """resolve() for every item of a normalised request; a wrong item becomes its fault. Values that items
-    share are converted once."""
+    """resolve() for every item; a wrong one becomes its fault. Shared values are converted once."""
     fields = set_fields(request)
     each: dict[str, list[Any]] = {}
     if not request.is_single:
@@ -298,8 +295,7 @@ def typed_items(request: GenerateReqInput) -> list[SingleGenerateReq | RuntimeFa
 
 
 def _read(fields: dict[str, Any], known: dict[tuple[str, int], Any]) -> SingleGenerateReq:
-    """An item of these fields, which are consumed. known: (field, id() of its value) -> the converted value,
-    from other items of the same request."""
+    """An item of these fields, which are consumed. known: (field, id of its value) -> the converted one."""
     _refuse_unserved(fields)
     for name in _UNUSED:
         fields.pop(name, None)

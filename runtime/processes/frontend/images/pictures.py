@@ -66,8 +66,7 @@ class PictureReader:
             )
 
     def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
-        """The pictures in order, with at most so many tokens together. Raises BadRequest naming which is
-        wrong."""
+        """The pictures in order, with at most so many tokens. Raises BadRequest naming the wrong one."""
         self.check_count(len(images))
         pictures: list[Picture] = []
         left = most_tokens
@@ -146,8 +145,7 @@ class PictureReader:
 
 
 def smart_size(height: int, width: int, step: int, least: int, most: int) -> tuple[int, int]:
-    """Height and width nearest to the picture's that are multiples of `step`, with `least` to `most` pixels
-    if its shape allows (Qwen2-VL's rule)."""
+    """The nearest size in multiples of `step`, with `least` to `most` pixels (the rule of Qwen2-VL)."""
     high, wide = (round(side / step) * step for side in (height, width))
     if high * wide > most:
         factor = math.sqrt(height * width / most)
@@ -159,8 +157,7 @@ def smart_size(height: int, width: int, step: int, least: int, most: int) -> tup
 
 
 class _Recent:
-    """A cache of pictures by the hash of their data, of at most so many bytes; the least recently used go
-    first."""
+    """The last used pictures by the hash of their data, at most so many bytes."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
