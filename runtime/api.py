@@ -215,7 +215,7 @@ class Engine:
         return _raised(self._pipeline.manager.batch(_embedding(texts, dimensions, fields)), on_error)
 
     def abort(self, rid: str | None = None, prefix: bool = False) -> None:
-        """Cancel a request by its id, all with this beginning (`prefix`), or all (None); they raise Aborted."""
+        """Cancel a request by its id, all with this beginning (`prefix`), or all (None): they get Aborted."""
         self._pipeline.manager.abort(rid, prefix)
 
     def pause(self, mode: PauseMode = "abort") -> None:

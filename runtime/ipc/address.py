@@ -1,8 +1,10 @@
 """Address: the address of a mailbox, from which both ends are created.
 
-memory:                between threads of this process
-fd:7                   one end of a socket pair, which a child process inherits
-ipc:///run/x.ipc       a Unix socket in a folder that only its user can enter, for any number of senders
+    memory:                between threads of this process
+    fd:7                   one end of a socket pair, which a child process inherits
+    ipc:///run/x.ipc       a Unix socket in a folder that only its user can enter
+
+The last one takes senders of any number of processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Mailbox: a one-way queue of structs between two parts of the pipeline; the in-memory kind.
-
-The other kinds have the same two methods; address.py creates the ends of all. It does not know the structs'
-meaning.
-"""
+"""Mailbox: a one-way queue of structs between two parts of the pipeline; the in-memory kind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Plans, masks and results as structs for a runner in another process. Sends nothing itself.
 
-A sequence's parameters and prompt are sent once, and of its output only new ids; both sides keep them until
-the sequence is released. Masks are in memory that both processes map; if a mask lists its ids, only the list
-is sent.
+A sequence's parameters and prompt are sent once, and of its output only new ids. Masks are in memory that
+both processes map; if a mask lists its ids, only the list is sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Ranks: one end of a one-to-many mailbox. Every rank gets each item, and answers are gathered; errors name
-the rank that has ended or is late.
-"""
+"""Ranks: one end of a one-to-many mailbox. Errors name the rank that has ended or is late."""
 
 from __future__ import annotations
 

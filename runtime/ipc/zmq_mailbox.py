@@ -1,7 +1,6 @@
 """Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder.
 
-Many senders, one receiver. Nothing waits for ever: a sender has a deadline, closing lingers for a limited
-time.
+Many senders, one receiver. A sender has a deadline, closing lingers for a limited time.
 """
 
 from __future__ import annotations

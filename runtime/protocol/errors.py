@@ -1,7 +1,5 @@
 """The runtime's errors, on both sides of every boundary. All are kinds of RuntimeFault; BadRequest and its
-kinds are errors of the request itself.
-
-Knows no HTTP beyond the status numbers, and holds no traceback: an error must survive a wire.
+kinds are errors of the request itself. They hold no traceback: an error must survive a wire.
 """
 
 from __future__ import annotations

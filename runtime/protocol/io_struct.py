@@ -1,7 +1,4 @@
-"""What travels between frontend, scheduler and detokeniser: tagged msgspec structs.
-
-Knows neither sockets nor tensors. The same structs pass through memory (Engine) and over ZMQ as msgpack.
-"""
+"""What travels between frontend, scheduler and detokeniser, in memory or as msgpack."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The nodes of a program, and their form as plain JSON data. Knows no backend, no template and no running
-state; sglang_dsl.ir adds the language's syntax to these classes.
-
-Every node has its position in the user's code (`src`), which is not compared. Prints as a tree; to_dict and
-from_dict convert it to plain JSON data and back.
-"""
+"""The nodes of a program, and their form as plain JSON data; sglang_dsl.ir adds the language's syntax."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""The bases of all requests: ids, the way back, and how the fields of a request for several prompts spread
-over its items.
+"""The bases of all requests, and how the fields of a request for several prompts spread over its items.
 
 With n samples of each of N prompts the items come as p1, p2, ..., p1, p2, ...: item i is prompt i % N. A list
-has one entry per prompt (or already one per item); anything else is meant for all. What does not fit is a
-BadRequest, which is a ValueError. Knows no kind of request.
+has one entry per prompt (or already one per item); anything else is meant for all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""SamplingParams: how the next token is drawn and when generation ends. Ranges are validated (a temperature
-below 1e-6 means greedy). Knows no tokenizer and no model.
-"""
+"""SamplingParams: how the next token is drawn and when generation ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text. TextTable: the bytes of each id.
-
-Loads with the `tokenizers` library alone, neither transformers nor torch. Knows no templates and no requests.
-"""
+"""Tokenizer: a checkpoint's tokenizer.json, text -> ids and ids -> text. TextTable: the bytes of each id."""
 
 from __future__ import annotations
 

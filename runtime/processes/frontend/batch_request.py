@@ -1,9 +1,8 @@
 """BatchRequest: one or many requests of a caller, each with an answer or an error of its own. Waiter: a
 coroutine that waits for their outputs.
 
-With several samples of a prompt, the prompt is computed first and alone (a request for no new tokens leaves
-it in the prefix cache), then its samples are sent. A BatchRequest does not wait itself: `notify` is called
-when there may be something to take.
+Of several samples of a prompt, the prompt is computed first and alone: a request for no new tokens leaves it
+in the prefix cache.
 """
 
 from __future__ import annotations

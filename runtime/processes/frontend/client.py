@@ -1,7 +1,4 @@
-"""Client: on whose behalf the current task works, and Observer: what is notified of requests.
-
-The server sets both; the frontend, which knows no keys and no addresses, reports to them what requests cost.
-"""
+"""Client: on whose behalf the current task works, and Observer: what is notified of requests."""
 
 from __future__ import annotations
 

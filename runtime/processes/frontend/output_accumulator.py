@@ -1,7 +1,6 @@
 """OutputAccumulator: the deltas of one engine request added up, and their meta_info.
 
-A stream's accumulator is drained whenever its reader takes the new output, so that an event costs no more
-than it adds; other requests are added up to their end. Knows no threads and no queues.
+A stream's is drained whenever its reader takes the new output, so that an event costs no more than it adds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Verbs: carries out the control verbs in the scheduler's process, and answers each once.
 
-A verb of runtime.protocol.control.VERBS with `by="scheduler"` is a method of the same name here, one with
-`by="runner"` a method of the runner. Nothing waits here: a verb that cannot be carried out yet, as requests
-run or constraints are being compiled, is looked at again after every step. Knows no mailbox.
+A verb of runtime.protocol.control.VERBS is a method of the same name, here or of the runner. One that cannot
+be carried out yet is looked at again after every step.
 """
 
 from __future__ import annotations

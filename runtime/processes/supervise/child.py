@@ -2,8 +2,7 @@
 
     python -m runtime.processes.supervise.child <descriptor of a socket to the supervisor>
 
-It loads only what its role needs: torch is in the runner's process alone (runtime.engine.follower). Signals
-are left to the supervisor.
+It loads only what its role needs, and leaves signals to the supervisor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The detokeniser's process: deltas in ids in, text out, each to the frontend that its request came from.
-
-It loads the tokenizer and no torch. Outputs for a frontend that is not one of the group's are dropped.
-"""
+"""The detokeniser's process: deltas in ids in, text out, each to the frontend that its request came from."""
 
 from __future__ import annotations
 

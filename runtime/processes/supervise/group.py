@@ -1,8 +1,4 @@
-"""Group: one generation of child processes, from their start to their end.
-
-It starts them, reads their reports, reports errors by process, and leaves none behind. An HTTP worker that
-dies is replaced: its requests are cancelled, the other workers go on.
-"""
+"""Group: one generation of child processes, from their start to their end."""
 
 from __future__ import annotations
 

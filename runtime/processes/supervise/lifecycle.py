@@ -1,6 +1,4 @@
-"""Lifecycle of a child process: it takes the supervisor's orders, sends heartbeats, and ends the process
-after the supervisor. Knows no roles.
-"""
+"""Lifecycle of a child process: the supervisor's orders, heartbeats, and the end after the supervisor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it. It
-has neither model nor tokenizer.
-"""
+"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it."""
 
 from __future__ import annotations
 

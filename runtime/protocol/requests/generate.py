@@ -1,9 +1,5 @@
 """GenerateReqInput: a user's request, for one prompt or several. SingleGenerateReq: one prompt, one sample,
-with checked types, as the frontend works with it.
-
-`normalize_batch_and_arguments` fills in defaults and spreads every field over the items by one table
-(PER_ITEM); `req[i]` is one of the items. `typed_items` and `resolve` check the types; a field that cannot be
-served is refused by name. Knows no tokenizer and no model.
+with checked types, as `typed_items` and `resolve` make it. A field that cannot be served is refused by name.
 """
 
 from __future__ import annotations

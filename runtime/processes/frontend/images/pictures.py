@@ -1,8 +1,5 @@
-"""A picture's bytes -> pixels of the size that the model's vision tower takes, and a hash of them.
-
-Also puts pictures into a prompt: each placeholder among its ids becomes as many as the picture has tokens.
-The pixels are those of transformers' image processor for these families (Pillow's). The size in the header is
-checked before anything is decoded.
+"""A picture's bytes -> pixels of the size that the model's vision tower takes, and a hash of them. The pixels
+are those of transformers' image processor (Pillow's).
 """
 
 from __future__ import annotations
