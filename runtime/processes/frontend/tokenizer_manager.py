@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.ipc.mailbox import MailboxClosed, Outbox
-from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
+from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.processes.frontend.batch_request import (
     BatchRequest,
     Item,
@@ -86,7 +85,9 @@ class TokenizerManager:
         self._controls: dict[str, Future[ControlOutput]] = {}
         self._observers = tuple(observers)
         self.encoding = EncodingPool(max_encode_chars)
-        self._dead: RuntimeFault | None = None
+        self.tokenizer, self.reasoning = preparer.tokenizer, preparer.marks
+        self.fault: RuntimeFault | None = None
+        """Why the engine is dead; None while it lives."""
         self.messages = 0
         """Messages received from the engine: it grows while the engine works."""
 
@@ -94,15 +95,6 @@ class TokenizerManager:
     def live(self) -> int:
         """Requests whose callers wait."""
         return len(self._requests)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._preparer.tokenizer
-
-    @property
-    def reasoning(self) -> ReasoningMarks | None:
-        """The marks of the model's reasoning; None if none are known."""
-        return self._preparer.marks
 
     @property
     def hides_reasoning(self) -> bool:
@@ -119,11 +111,6 @@ class TokenizerManager:
         if self._model is None:
             raise EngineDead("this TokenizerManager was not given the model's facts")
         return self._model
-
-    @property
-    def fault(self) -> RuntimeFault | None:
-        """Why the engine is dead; None while it lives."""
-        return self._dead
 
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
         """The ids of a request's prompt. Raises BadRequest and its kinds."""
@@ -338,7 +325,7 @@ class TokenizerManager:
     def fail_all(self, fault: RuntimeFault) -> None:
         """The engine is dead: all requests, also later ones, fail with `fault`."""
         with self._lock:
-            self._dead = self._dead or fault
+            self.fault = self.fault or fault
             states = list(self._requests.values())
             controls, self._controls = self._controls, {}
         for state in states:
@@ -425,11 +412,11 @@ class TokenizerManager:
             raise self._engine_dead() from None
 
     def _check_alive(self) -> None:
-        if self._dead is not None:
+        if self.fault is not None:
             raise self._engine_dead()
 
     def _engine_dead(self) -> RuntimeFault:
-        return EngineDead("the engine was closed") if self._dead is None else again(self._dead)
+        return EngineDead("the engine was closed") if self.fault is None else again(self.fault)
 
 
 def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:

@@ -116,27 +116,14 @@ class RunnerProcess:
                 search=tuple(os.path.abspath(folder) for folder in sys.path),
             )
             ranks = self._load(start, load_timeout_s)
-            self._ready = ranks[0]
+            self.slots, self.vocab_size, self.device = ranks[0].slots, ranks[0].vocab_size, ranks[0].device
             self.kv_memory = self._map([one.kv for one in ranks])
         except BaseException:
             self._kill()
             self.close()
             raise
-        if self._ready.device == "cpu":
+        if self.device == "cpu":
             self._remove_folder()  # gloo's ranks have connected; NCCL's may still need it
-
-    @property
-    def slots(self) -> int:
-        return self._ready.slots
-
-    @property
-    def vocab_size(self) -> int:
-        return self._ready.vocab_size
-
-    @property
-    def device(self) -> str:
-        """The kind of device the model computes on: cpu or cuda."""
-        return self._ready.device
 
     @property
     def pid(self) -> int:

@@ -54,17 +54,14 @@ class PictureReader:
         self._recent = _Recent(KEPT_BYTES)
         self.decoded = 0
 
-    def check_count(self, count: int) -> None:
-        if count > self._options.max_images:
+    def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
+        """The pictures in order, with at most so many tokens. Raises BadRequest naming the wrong one."""
+        if len(images) > self._options.max_images:
             raise BadRequest(
-                f"the request has {count} images; at most {self._options.max_images} are allowed",
+                f"the request has {len(images)} images; at most {self._options.max_images} are allowed",
                 where="images",
                 hint="start the engine with a larger max_images",
             )
-
-    def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
-        """The pictures in order, with at most so many tokens. Raises BadRequest naming the wrong one."""
-        self.check_count(len(images))
         pictures: list[Picture] = []
         left = most_tokens
         for index, one in enumerate(images):
