@@ -162,7 +162,9 @@ class Verbs:
 
     def flush_cache(self, request: FlushCacheReq) -> None:
         until = self._clock() + max(0.0, request.timeout_s)
-        self._later(request, lambda _: not self._scheduler.busy or self._clock() >= until, self._flush)
+        self.waiting.append(
+            Waiting(request, lambda _: not self._scheduler.busy or self._clock() >= until, self._flush)
+        )
 
     def pause(self, request: PauseReq) -> Data:
         self._scheduler.pause(request.mode)
@@ -208,11 +210,12 @@ class Verbs:
             raise BadRequest(f"must be a positive number of seconds, got {seconds}", where="timeout_s")
         futures = [self._grammar.submit(constraint) for constraint in request.constraints]
         until = self._clock() + seconds
-        self._later(
+        one = Waiting(
             request,
             lambda _: self._clock() >= until or all(future.done() for future in futures),
             lambda: {"constraints": [_outcome(future) for future in futures]},
         )
+        self.waiting.append(one)
 
     def profile(self, request: ProfileReq) -> Data:
         if self._profiler is None:
@@ -244,11 +247,8 @@ class Verbs:
         if not self.waits_for(UpdateWeightsReq):
             self._paused_before = scheduler.paused
         scheduler.pause("abort" if request.abort_all else "retract")
-        self._later(
-            request,
-            lambda in_flight: not (in_flight or scheduler.running),
-            partial(self._update, request.model_path),
-        )
+        act = partial(self._update, request.model_path)
+        self.waiting.append(Waiting(request, lambda in_flight: not (in_flight or scheduler.running), act))
 
     def release_memory_occupation(self, request: ReleaseMemoryReq) -> None:
         scheduler = self._scheduler
@@ -263,7 +263,7 @@ class Verbs:
         self._release_until = self._clock() + max(0.0, request.timeout_s)
         if request.abort:
             scheduler.abort(None, message="the model goes to sleep")
-        self._later(request, self._can_release, partial(self._release, request.parts))
+        self.waiting.append(Waiting(request, self._can_release, partial(self._release, request.parts)))
 
     def resume_memory_occupation(self, request: ResumeMemoryReq) -> Data:
         if self._release_until is not None:  # the release is answered as late
@@ -279,11 +279,6 @@ class Verbs:
         return {"live": len(self._live), "paused": paused, "released": released}
 
     # -- when a verb is due ----------------------------------------------------------------------------------
-
-    def _later(
-        self, request: SingleReq, due: Callable[[bool], bool], act: Callable[[], Data | Answer]
-    ) -> None:
-        self.waiting.append(Waiting(request, due, act))
 
     def _flush(self) -> Answer:
         if self._scheduler.busy:
