@@ -394,18 +394,15 @@ def from_dict(data: dict[str, Any]) -> Node:
     kind = KINDS.get(str(data.get("kind")))
     if kind is None:
         raise ValueError(f"unknown node kind {data.get('kind')!r}; known: {', '.join(KINDS)}")
-    fields: dict[str, Any] = {k: v for k, v in data.items() if k != "kind"}
+    fields: dict[str, Any] = {name: _frozen(value) for name, value in data.items() if name != "kind"}
     for below in ("nodes", "branches"):
         if below in fields:
-            fields[below] = tuple(from_dict(child) for child in fields[below])
+            fields[below] = tuple(map(from_dict, fields[below]))
     if "sampling" in fields:
         values: dict[str, Any] = fields["sampling"]
         fields["sampling"] = Sampling(**{name: _frozen(value) for name, value in values.items()})
     if "typed" in fields:
         fields["typed"] = Typed(**fields["typed"])
-    for listed in ("choices", "tools", "calls"):
-        if listed in fields:
-            fields[listed] = _frozen(fields[listed])
     if "src" in fields:
         fields["src"] = Source(*fields["src"])
     return kind(**fields)

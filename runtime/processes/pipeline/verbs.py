@@ -19,29 +19,13 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.manager import GrammarManager
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.runner_process import RunnerProcess
+from runtime.protocol import control
 from runtime.protocol.control import (
-    MAX_PRECOMPILED,
-    MAX_PREFIX_IDS,
-    MAX_PREFIXES,
     VERB_OF,
-    CloseSessionReq,
-    ContinueReq,
     ControlOutput,
-    FlushCacheReq,
-    GetPrefixesReq,
-    GetStateReq,
-    HealthReq,
-    LoadLoRAAdapterReq,
     MemoryPart,
-    OpenSessionReq,
     PauseMode,
-    PauseReq,
     PrecompileReq,
-    ProfileReq,
-    ReleaseMemoryReq,
-    ResumeMemoryReq,
-    SetStateReq,
-    UnloadLoRAAdapterReq,
     UpdateWeightsReq,
     Verb,
     no_adapters,
@@ -160,32 +144,32 @@ class Verbs:
 
     # -- the verbs -------------------------------------------------------------------------------------------
 
-    def flush_cache(self, request: FlushCacheReq) -> None:
+    def flush_cache(self, request: control.FlushCacheReq) -> None:
         until = self._clock() + max(0.0, request.timeout_s)
         self.waiting.append(
             Waiting(request, lambda _: not self._scheduler.busy or self._clock() >= until, self._flush)
         )
 
-    def pause(self, request: PauseReq) -> Data:
+    def pause(self, request: control.PauseReq) -> Data:
         self._scheduler.pause(request.mode)
         return {"paused": request.mode}
 
-    def resume(self, _: ContinueReq) -> Data:
+    def resume(self, _: control.ContinueReq) -> Data:
         self._scheduler.resume()
         return {"paused": None}
 
-    def open_session(self, request: OpenSessionReq) -> Data:
+    def open_session(self, request: control.OpenSessionReq) -> Data:
         opened = self._scheduler.open_session(
             request.session_id, request.capacity, request.timeout_s,
             streaming=request.streaming, owner=request.owner,
         )  # fmt: skip
         return {"session_id": opened}
 
-    def close_session(self, request: CloseSessionReq) -> Data:
+    def close_session(self, request: control.CloseSessionReq) -> Data:
         self._scheduler.close_session(request.session_id, request.owner)
         return {"session_id": request.session_id}
 
-    def state(self, _: GetStateReq) -> Data:
+    def state(self, _: control.GetStateReq) -> Data:
         return {
             **self._scheduler.state(),
             **self._grammar_state(),
@@ -194,18 +178,18 @@ class Verbs:
             "released": sorted(self._released),
         }
 
-    def prefixes(self, request: GetPrefixesReq) -> Data:
+    def prefixes(self, request: control.GetPrefixesReq) -> Data:
         return surveyed(self._scheduler, request)
 
-    def set_state(self, request: SetStateReq) -> Data:
+    def set_state(self, request: control.SetStateReq) -> Data:
         return self._scheduler.tune(request.values)
 
     def precompile(self, request: PrecompileReq) -> None:
         if self._grammar is None:
             raise UnsupportedConstraint("no grammar backend is loaded", where="constraints")
         count, seconds = len(request.constraints), request.timeout_s
-        if count > MAX_PRECOMPILED:
-            raise BadRequest(f"{count} at once; at most {MAX_PRECOMPILED}", where="constraints")
+        if count > control.MAX_PRECOMPILED:
+            raise BadRequest(f"{count} at once; at most {control.MAX_PRECOMPILED}", where="constraints")
         if not 0 < seconds < float("inf"):
             raise BadRequest(f"must be a positive number of seconds, got {seconds}", where="timeout_s")
         futures = [self._grammar.submit(constraint) for constraint in request.constraints]
@@ -217,20 +201,20 @@ class Verbs:
         )
         self.waiting.append(one)
 
-    def profile(self, request: ProfileReq) -> Data:
+    def profile(self, request: control.ProfileReq) -> Data:
         if self._profiler is None:
             raise BadRequest("this engine has no profiler", where="profile")
         if request.action == "start":
             return self._profiler.start(request.folder, request.steps)
         return self._profiler.stop()
 
-    def load_lora_adapter(self, request: LoadLoRAAdapterReq) -> Data:
+    def load_lora_adapter(self, request: control.LoadLoRAAdapterReq) -> Data:
         """No step is made meanwhile."""
         adapters = self._adapters()
         adapters.load(request.lora_name, request.lora_path, pinned=request.pinned)
         return {"loaded_adapters": adapters.loaded}
 
-    def unload_lora_adapter(self, request: UnloadLoRAAdapterReq) -> Data:
+    def unload_lora_adapter(self, request: control.UnloadLoRAAdapterReq) -> Data:
         adapters = self._adapters()
         adapters.unload(request.lora_name)
         return {"loaded_adapters": adapters.loaded}
@@ -250,7 +234,7 @@ class Verbs:
         act = partial(self._update, request.model_path)
         self.waiting.append(Waiting(request, lambda in_flight: not (in_flight or scheduler.running), act))
 
-    def release_memory_occupation(self, request: ReleaseMemoryReq) -> None:
+    def release_memory_occupation(self, request: control.ReleaseMemoryReq) -> None:
         scheduler = self._scheduler
         if isinstance(scheduler, EmbeddingScheduler):
             raise NotSupported("an encoder keeps its memory", where="tags")
@@ -265,7 +249,7 @@ class Verbs:
             scheduler.abort(None, message="the model goes to sleep")
         self.waiting.append(Waiting(request, self._can_release, partial(self._release, request.parts)))
 
-    def resume_memory_occupation(self, request: ResumeMemoryReq) -> Data:
+    def resume_memory_occupation(self, request: control.ResumeMemoryReq) -> Data:
         if self._release_until is not None:  # the release is answered as late
             self._release_until = self._clock()
         # The weights first: the pool then takes the rest.
@@ -274,7 +258,7 @@ class Verbs:
             self._released.discard(part)
         return {"released": sorted(self._released)}
 
-    def health(self, _: HealthReq) -> Data:
+    def health(self, _: control.HealthReq) -> Data:
         paused, released = self._scheduler.paused, sorted(self._released)
         return {"live": len(self._live), "paused": paused, "released": released}
 
@@ -378,14 +362,15 @@ def as_fault(error: Exception, what: str) -> RuntimeFault:
     return InternalFault.of(error, what, hint="a defect of the runtime")
 
 
-def surveyed(scheduler: Scheduler | EmbeddingScheduler, request: GetPrefixesReq) -> Data:
+def surveyed(scheduler: Scheduler | EmbeddingScheduler, request: control.GetPrefixesReq) -> Data:
     """A PrefixTree as data, within the limits. Encoders have no cache."""
     match scheduler:
         case Scheduler(manager=manager):
             cache = manager.cache
         case EmbeddingScheduler():
             cache = NoCache()
-    tree = cache.survey(min(max(0, request.most), MAX_PREFIXES), min(max(0, request.ids), MAX_PREFIX_IDS))
+    most, ids = min(request.most, control.MAX_PREFIXES), min(request.ids, control.MAX_PREFIX_IDS)
+    tree = cache.survey(max(0, most), max(0, ids))
     data: Data = msgspec.to_builtins(tree)
     return data
 

@@ -20,23 +20,8 @@ from runtime.ipc.mailbox import MailboxClosed
 from runtime.ipc.socket_mailbox import SocketInbox, SocketOutbox
 from runtime.ipc.zmq_mailbox import make_folder
 from runtime.processes.pipeline.before_start import describe_exit
-from runtime.processes.supervise.channel import (
-    DETOKENIZER,
-    FROM_CHILD,
-    SCHEDULER,
-    TO_CHILD,
-    ChildSpec,
-    Failed,
-    Go,
-    Heartbeat,
-    Order,
-    Ready,
-    Role,
-    Stop,
-    frontend_name,
-    mailbox_of,
-    pid_file,
-)
+from runtime.processes.supervise import channel
+from runtime.processes.supervise.channel import DETOKENIZER, SCHEDULER, ChildSpec, Order, Role, mailbox_of
 from runtime.protocol.control import AbortReq, GroupFailed
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
 
@@ -80,9 +65,9 @@ class Child:
                 env=dict(environment),
                 pass_fds=(end,) if spec.listener is None else (end, spec.listener),
             )
-            self._orders = SocketOutbox(mine.dup(), TO_CHILD, SEND_TIMEOUT_S)
-            self._reports = SocketInbox(mine.dup(), FROM_CHILD)
-        pid_file(Path(spec.folder), spec.name).write_text(str(self.process.pid))
+            self._orders = SocketOutbox(mine.dup(), channel.TO_CHILD, SEND_TIMEOUT_S)
+            self._reports = SocketInbox(mine.dup(), channel.FROM_CHILD)
+        channel.pid_file(Path(spec.folder), spec.name).write_text(str(self.process.pid))
         self.order(spec)
 
     @property
@@ -112,11 +97,11 @@ class Child:
 
     def _take(self, report: object) -> None:
         match report:
-            case Ready(facts):
+            case channel.Ready(facts):
                 self.ready, self.facts = True, facts
-            case Heartbeat(stalled_s):
+            case channel.Heartbeat(stalled_s):
                 self.stalled_s = stalled_s
-            case Failed(error):
+            case channel.Failed(error):
                 self.fault = from_dict(error)
 
     def ended(self) -> EngineDead | None:
@@ -155,7 +140,8 @@ class Group:
         self.engine, self.folder = engine, make_folder(folder)
         self._server, self._listener, self._environment = server, listener, dict(environment)
         self.began = self._looked = time.monotonic()
-        workers = () if listener is None else tuple(frontend_name(n) for n in range(server.http_workers))
+        count = 0 if listener is None else server.http_workers
+        workers = tuple(map(channel.frontend_name, range(count)))
         self._frontends = (*workers, *frontends)
         self._released = self._served = False
         self._failures: dict[str, int] = {}
@@ -198,7 +184,7 @@ class Group:
         if self.children[0].ready and not self._released:
             self._released = True
             for child in self.children[1:]:
-                child.order(Go(self.facts))
+                child.order(channel.Go(self.facts))
         self._check_progress()
 
     def tell_workers(self, order: Order) -> None:
@@ -209,7 +195,7 @@ class Group:
         """Stop the HTTP workers and wait until they have finished their requests. False as soon as `hurry()`
         is true. Raises EngineDead when the scheduler or detokeniser dies meanwhile."""
         workers = self._workers()
-        self.tell_workers(Stop(seconds))
+        self.tell_workers(channel.Stop(seconds))
         deadline = time.monotonic() + seconds + STOP_S
         while any(child.alive for child in workers) and time.monotonic() < deadline:
             self._read_reports(0.1)
@@ -236,13 +222,13 @@ class Group:
             box.close()
         workers = [child for child in self._workers() if child.alive]
         for child in workers:
-            child.order(Stop(PASS_ON_S))
+            child.order(channel.Stop(PASS_ON_S))
         self._await_end(workers, PASS_ON_S + 1.0)
 
     def end(self) -> None:
         """End all children, by force if necessary, and release everything."""
         for child in self.children:
-            child.order(Stop(0.0))
+            child.order(channel.Stop(0.0))
         self._await_end(self.children, STOP_S)
         for child in self.children:
             if child.alive:
@@ -287,7 +273,7 @@ class Group:
                 worker = self._start("http", name, replaces=True)
             except OSError as error:
                 raise InternalFault(f"a process cannot be started: {error}") from error
-            worker.order(Go(self.facts))
+            worker.order(channel.Go(self.facts))
             self.children[self.children.index(child)] = worker
         return True
 

@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
-from runtime.processes.supervise.channel import (
-    ChildSpec,
-    Go,
-    Heartbeat,
-    Leave,
-    Order,
-    Ready,
-    Reload,
-    Report,
-    Stop,
-)
+from runtime.processes.supervise import channel
+from runtime.processes.supervise.channel import ChildSpec, Order, Stop
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 log = logging.getLogger(__name__)
@@ -66,9 +57,9 @@ class Lifecycle:
         gc.collect()
         gc.freeze()  # loaded objects stay: collecting them again would stop all threads
         self._ready = True
-        self.report(Ready(facts or {}))
+        self.report(channel.Ready(facts or {}))
 
-    def report(self, report: Report) -> None:
+    def report(self, report: channel.Report) -> None:
         """Never fails: a supervisor that does not read has ended, or will see our end."""
         with contextlib.suppress(MailboxClosed):
             self._outbox.send(report)
@@ -109,16 +100,16 @@ class Lifecycle:
 
     def _take(self, order: Order) -> None:
         match order:
-            case Go(facts):
+            case channel.Go(facts):
                 with self._changed:
                     self._facts = facts
                     self._changed.notify_all()
-            case Leave():
+            case channel.Leave():
                 self.leaving = True
             case Stop():
                 self.leaving = True
                 self._stop(order)
-            case Reload():
+            case channel.Reload():
                 self.reload()
 
     def _send_heartbeats(self) -> None:
@@ -126,7 +117,7 @@ class Lifecycle:
         while True:
             # It grows with the beats only: the time of a suspended process does not count.
             stalled_s = min(self.stalled_s(), stalled_s + 2 * HEARTBEAT_S)
-            self.report(Heartbeat(stalled_s))
+            self.report(channel.Heartbeat(stalled_s))
             if self._spec.parent and os.getppid() != self._spec.parent:
                 self._orphan()
                 return
