@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 PASS_ON_S = 10.0
 """How long HTTP workers may take to answer their requests with the group's failure; longer than a machine is
 suspended."""
-SEND_TIMEOUT_S = 5.0
-"""How long a child may take to read an order."""
 NOTIFY_S = 8.0
 """How long a live worker may take to receive it."""
+SEND_TIMEOUT_S = 5.0
+"""How long a child may take to read an order."""
 STOP_S = 5.0
 """How long a child may take to end when it has nothing left to do."""
 LONGEST_LOOK_S = 1.0
@@ -220,10 +220,8 @@ class Group:
                 box.send(notice)
         for box in boxes:
             box.close()
-        workers = [child for child in self._workers() if child.alive]
-        for child in workers:
-            child.order(channel.Stop(PASS_ON_S))
-        self._await_end(workers, PASS_ON_S + 1.0)
+        self.tell_workers(channel.Stop(PASS_ON_S))
+        self._await_end(self._workers(), PASS_ON_S + 1.0)
 
     def end(self) -> None:
         """End all children, by force if necessary, and release everything."""
@@ -278,7 +276,7 @@ class Group:
         return True
 
     def _give_up(self, child: Child, fault: EngineDead) -> None:
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):  # its end was read
             self._selector.unregister(child)
         child.release()
         for left in self.folder.glob(f"metrics/gauge_live*_{child.process.pid}.db"):
