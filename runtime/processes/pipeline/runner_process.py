@@ -28,20 +28,10 @@ from runtime.config.shards import check_ranks
 from runtime.disagg.transfer.memory import ArrayMemory, JoinedMemory, KVMapping, KVMemory
 from runtime.engine.follower import FROM_RUNNER, TO_RUNNER, Failed, Ready, Start
 from runtime.engine.sampling.logit_processors import PROCESSORS, Processors
+from runtime.ipc import plans
 from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, Outbox
-from runtime.ipc.plans import (
-    Answer,
-    Done,
-    Failure,
-    Finish,
-    Launch,
-    MaskWriter,
-    Order,
-    PlanWriter,
-    Result,
-    call,
-)
+from runtime.ipc.plans import Failure, MaskWriter, PlanWriter, Result, call
 from runtime.ipc.ranks import Ranks
 from runtime.plan import Adapter, Image, StepPlan, StepResult, TokenMask
 from runtime.processes.pipeline.rank_process import RankProcess
@@ -92,7 +82,7 @@ class RunnerProcess:
         self._death_callbacks: list[Callable[[RuntimeFault], None]] = []
         self._lock = threading.Lock()
         self._plans = PlanWriter()
-        self._launched: tuple[StepPlan, Launch] | None = None
+        self._launched: tuple[StepPlan, plans.Launch] | None = None
         self._early: Result | Failure | None = None  # a result that came before the answer to a call
         self._masks = MaskWriter()
         self._kv_files = [os.memfd_create("kv") for _ in range(self._size if self._config.shared_kv else 0)]
@@ -189,7 +179,7 @@ class RunnerProcess:
                 and plan.rows[index].sampling.custom_logit_processor is not None
             ]
             positions = self._masks.write(masks, processed)
-            self._send(Finish(sent.number, positions, self._masks.size))
+            self._send(plans.Finish(sent.number, positions, self._masks.size))
         match self._result(sent, until):
             case Result(_, result):
                 return result
@@ -322,7 +312,7 @@ class RunnerProcess:
                     )
         return reports
 
-    def _send_plan(self, plan: StepPlan, *, at_once: bool) -> Launch:
+    def _send_plan(self, plan: StepPlan, *, at_once: bool) -> plans.Launch:
         order = self._plans.write(plan, at_once=at_once)
         try:
             self._send(order)
@@ -331,7 +321,7 @@ class RunnerProcess:
             raise InternalFault(f"the plan cannot be sent: {error}", where="runner") from error
         return order
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: plans.Order) -> None:
         if self._dead is not None:
             raise self._engine_dead()
         try:
@@ -341,20 +331,20 @@ class RunnerProcess:
         except EngineDead:
             raise self._engine_dead() from None
 
-    def _ask(self, order: Order) -> dict[str, Any]:
+    def _ask(self, order: plans.Order) -> dict[str, Any]:
         """Send a call and wait for its answer, which comes after that of a pass under way."""
         self._send(order)
         until = time.monotonic() + self._config.step_timeout_s
         while True:
             match self._receive(until):
-                case Done(data):
+                case plans.Done(data):
                     return data
                 case Failure(-1, error):
                     raise from_dict(error)
                 case Result() | Failure() as early:
                     self._early = early
 
-    def _result(self, sent: Launch, until: float) -> Result | Failure:
+    def _result(self, sent: plans.Launch, until: float) -> Result | Failure:
         early, self._early = self._early, None
         if early is not None and early.number == sent.number:
             return early
@@ -365,7 +355,7 @@ class RunnerProcess:
                 case other:
                     log.error("the model's process gave an answer to nothing: %s", type(other).__name__)
 
-    def _receive(self, until: float) -> Answer:
+    def _receive(self, until: float) -> plans.Answer:
         """Rank 0's answer, once all ranks have answered; or a failure of one of them."""
         if self._dead is not None:
             raise self._engine_dead()
@@ -382,7 +372,7 @@ class RunnerProcess:
             ) from error
         failures = sorted((one for one in answers if isinstance(one, Failure)), key=_lost_others)
         if not failures:
-            return cast("Answer", answers[0])
+            return cast("plans.Answer", answers[0])
         if _lost_others(failures[0]):  # all ranks live, and have lost one another
             self._kill()
         return failures[0]

@@ -15,15 +15,9 @@ from runtime.processes.checkpoint.model import load_tokenizer
 from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.processes.supervise.channel import DETOKENIZER, ChildSpec, mailbox_of
 from runtime.processes.supervise.lifecycle import Lifecycle
+from runtime.protocol import io_struct
 from runtime.protocol.errors import WireError
-from runtime.protocol.io_struct import (
-    BatchEmbeddingOutput,
-    BatchStrOutput,
-    BatchTokenIDOutput,
-    ControlOutput,
-    EmbeddingOutput,
-    TokenOutput,
-)
+from runtime.protocol.io_struct import EmbeddingOutput, TokenOutput
 
 log = logging.getLogger(__name__)
 
@@ -84,20 +78,20 @@ class DetokenizerProcess:
 
     def handle(self, mail: list[Any]) -> None:
         """Send the mail on, ids as text."""
-        batches: list[BatchTokenIDOutput] = []
+        batches: list[io_struct.BatchTokenIDOutput] = []
         for item in mail:
             match item:
-                case BatchTokenIDOutput():
+                case io_struct.BatchTokenIDOutput():
                     batches.append(item)
-                case BatchEmbeddingOutput():
-                    self._spread(item.outputs, BatchEmbeddingOutput.of, EmbeddingOutput.failed)
-                case BatchStrOutput():
-                    self._spread(item.outputs, BatchStrOutput.of, _failed)
-                case ControlOutput():
+                case io_struct.BatchEmbeddingOutput():
+                    self._spread(item.outputs, io_struct.BatchEmbeddingOutput.of, EmbeddingOutput.failed)
+                case io_struct.BatchStrOutput():
+                    self._spread(item.outputs, io_struct.BatchStrOutput.of, _failed)
+                case io_struct.ControlOutput():
                     self._answer(item)
         texts = self._manager.handle(batches) if batches else None
         if texts is not None:
-            self._spread(texts.outputs, BatchStrOutput.of, _failed)
+            self._spread(texts.outputs, io_struct.BatchStrOutput.of, _failed)
 
     def _spread(
         self, outputs: list[T], pack: Callable[[list[T]], msgspec.Struct], failed: Callable[[T, WireError], T]
@@ -115,7 +109,7 @@ class DetokenizerProcess:
                 log.error("an answer cannot travel: %s", error)
                 send_one_by_one(frontend, some, pack, failed)
 
-    def _answer(self, item: ControlOutput) -> None:
+    def _answer(self, item: io_struct.ControlOutput) -> None:
         if (frontend := self._frontend(item.http_worker_ipc)) is None:
             return
         try:
