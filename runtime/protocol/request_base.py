@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -79,15 +80,9 @@ class SpeculativeDecodingMetricsMixin(BaseBatchReq, kw_only=True):
     spec_drafted_tokens: list[int] = []
     spec_acceptance_histogram: list[list[int]] = []
 
-    @property
-    def spec_num_correct_drafts(self) -> list[int]:
-        """The newer name of spec_accepted_tokens."""
-        return self.spec_accepted_tokens
-
-    @property
-    def spec_correct_drafts_histogram(self) -> list[list[int]]:
-        """The newer name of spec_acceptance_histogram."""
-        return self.spec_acceptance_histogram
+    # Newer names of two of them.
+    spec_num_correct_drafts = property(attrgetter("spec_accepted_tokens"))
+    spec_correct_drafts_histogram = property(attrgetter("spec_acceptance_histogram"))
 
     @property
     def spec_accept_length(self) -> list[float]:

@@ -316,12 +316,11 @@ class Verbs:
     def _answer(self, request: SingleReq, act: Callable[[], Data | Answer | None]) -> None:
         try:
             answer = act()
-        except RuntimeFault as fault:
-            answer = (False, str(fault), fault.to_dict())
         except Exception as error:
-            log.exception("%s failed", type(request).__name__)
-            defect = as_fault(error, type(request).__name__)
-            answer = (False, str(defect), defect.to_dict())
+            if not isinstance(error, RuntimeFault):
+                log.exception("%s failed", type(request).__name__)
+            fault = as_fault(error, type(request).__name__)
+            answer = (False, str(fault), fault.to_dict())
         if answer is not None:
             self._reply(request, (True, "", answer) if isinstance(answer, dict) else answer)
 
