@@ -149,11 +149,11 @@ def _choose(
         return TemplateChoice(
             "asked", _recognised(template, kind), f"chat_template={_short(option)}", template
         )
-    sources, found = _checkpoint_jinja(path, tokenizer)
+    sources, origin = _checkpoint_jinja(path, tokenizer)
     if sources:
         named = files.named_templates(sources, tokenizer.tokens, name)
         which = f"{name!r} of " if name is not None else ""
-        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{found}", named)
+        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{origin}", named)
     files.refuse_name(name, "the checkpoint")
     return _by_rules([called or str(path), str(path)], tokenizer, config, kind)
 
