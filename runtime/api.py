@@ -9,7 +9,6 @@ Blocking calls from any thread, async calls from any event loop, all at once int
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
@@ -121,20 +120,19 @@ class Engine:
     ) -> list[EmbeddingOutput | RuntimeFault]:
         """embed() for event loops. Cancelling the task aborts it."""
         request = _embedding(texts, dimensions, fields)
-        try:
-            return _raised(await self._pipeline.manager.embed(request), on_error)
-        except RuntimeFault as fault:
-            return [_returned(fault, request, on_error)]
+        return _raised(await self._pipeline.manager.submit_batch(request), on_error)
 
     # -- blocking --------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: str, sampling_params: None = None, **fields: Any) -> GenerateOutput: ...
+    def generate(
+        self, prompt: str | Sequence[int], sampling_params: None = None, **fields: Any
+    ) -> GenerateOutput: ...
 
     # One answer or a list, depending on `n` and on prompts among the fields.
     @overload
     def generate(
-        self, prompt: str | GenerateReqInput | None = None, sampling_params: Params = None, **fields: Any
+        self, prompt: Prompt | None = None, sampling_params: Params = None, **fields: Any
     ) -> Any: ...
 
     @overload
@@ -156,14 +154,6 @@ class Engine:
         on_error: Literal["return"],
         **fields: Any,
     ) -> list[GenerateOutput | RuntimeFault]: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[int], sampling_params: None = None, **fields: Any
-    ) -> GenerateOutput: ...
-
-    @overload
-    def generate(self, prompt: Sequence[int], sampling_params: Params = None, **fields: Any) -> Any: ...
 
     def generate(
         self,
@@ -221,20 +211,14 @@ class Engine:
         on_error: "raise" the first failing item's error when all are done, or "return" each item's error in
         its place. Raises BadRequest and its kinds.
         """
-        request = _embedding(texts, dimensions, fields)
-        try:
-            return _raised(self._pipeline.manager.vectors(request), on_error)
-        except RuntimeFault as fault:
-            return [_returned(fault, request, on_error)]
+        return _raised(self._pipeline.manager.batch(_embedding(texts, dimensions, fields)), on_error)
 
     def abort(self, rid: str | None = None, prefix: bool = False) -> None:
-        """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None); their
-        callers get Aborted."""
+        """Cancel a request by its id, all with this beginning (`prefix`), or all (None): they get Aborted."""
         self._pipeline.manager.abort(rid, prefix)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop generating until resume(). mode: what happens to running requests, see PauseReq. Raises kinds
-        of RuntimeFault."""
+        """Stop generating until resume(). mode: of running requests, see PauseReq. Raises RuntimeFault."""
         self._ask("pause", mode=mode)
 
     def resume(self) -> None:
@@ -249,8 +233,7 @@ class Engine:
         return dict(answer.data["loaded_adapters"])
 
     def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
-        """Unload it: new requests do not find it, running ones keep it. Returns the other adapters. Raises
-        ModelNotFound."""
+        """Unload it; running requests keep it. Returns the other adapters. Raises ModelNotFound."""
         return dict(self._ask("unload_lora_adapter", lora_name=lora_name).data["loaded_adapters"])
 
     def update_weights_from_disk(self, model_path: str) -> None:
@@ -301,15 +284,19 @@ class Engine:
         too many."""
         wait = timeout + CONTROL_TIMEOUT_S
         answer = self._ask("precompile", wait, constraints=list(constraints), timeout_s=timeout)
-        return [_info(one) for one in answer.data["constraints"]]
+        return [
+            GrammarInfo(**{name: value for name, value in one.items() if name != "ok"})
+            if one["ok"]
+            else from_dict(one["error"])
+            for one in answer.data["constraints"]
+        ]
 
     def flush_cache(self) -> bool:
         """Drop all cached prefixes that no request uses now. False if some were in use."""
         return self.control("flush_cache").ok
 
     def state(self) -> dict[str, Any]:
-        """The scheduler's counters and slots, `live`: requests at the frontend, and the `chat_template`'s
-        description."""
+        """The scheduler's counters, `live` requests at the frontend, and the `chat_template`."""
         return {
             **self.control("state").data,
             "live": self._pipeline.manager.live,
@@ -325,8 +312,7 @@ class Engine:
 
     @property
     def derivation(self) -> Derivation | None:
-        """The chat template's Jinja text as prefixes and suffixes; None if no Jinja text renders the
-        turns."""
+        """The chat template's Jinja text as prefixes and suffixes; None without Jinja text."""
         return self.template_choice.derivation
 
     @property
@@ -351,8 +337,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Abort running requests, stop the threads and free the model. May be called more than once, from any
-        thread."""
+        """Abort running requests and free the model. May be called more than once, from any thread."""
         self._pipeline.close()
 
     shutdown = close
@@ -360,12 +345,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -379,25 +359,12 @@ def _verb(request: SingleReq | str, parameters: Mapping[str, Any]) -> SingleReq:
     return msgspec.structs.replace(request, **parameters)
 
 
-def _info(outcome: dict[str, Any]) -> GrammarInfo | RuntimeFault:
-    if not outcome["ok"]:
-        return from_dict(outcome["error"])
-    return GrammarInfo(**{name: value for name, value in outcome.items() if name != "ok"})
-
-
 def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:
     if on_error == "raise":
         for outcome in outcomes:
             if isinstance(outcome, RuntimeFault):
                 raise outcome
     return outcomes
-
-
-def _returned(fault: RuntimeFault, request: EmbeddingReqInput, on_error: OnError) -> RuntimeFault:
-    """The error of a single text as its outcome; any other error is raised."""
-    if on_error == "return" and request.is_normalized and request.is_single:
-        return fault
-    raise fault
 
 
 def _check_fields(fields: Mapping[str, Any], kind: type[msgspec.Struct], call: str) -> None:
@@ -430,13 +397,6 @@ def _embedding(texts: Any, dimensions: int | None, fields: Mapping[str, Any]) ->
             )
 
 
-def _is_batch(prompt: Any) -> bool:
-    """A list of prompts, rather than one prompt (a list of ints is one)."""
-    if not isinstance(prompt, (list, tuple)):
-        return False
-    return not prompt or not isinstance(prompt[0], int)
-
-
 def _is_one(request: GenerateReqInput) -> bool:
     """One prompt and one sample, so that its answer is one as well. Raises BadRequest."""
     copied = copy_request(request)
@@ -456,7 +416,7 @@ def _requests(
     prompt: Any, params: Any, fields: Mapping[str, Any]
 ) -> GenerateReqInput | list[GenerateReqInput]:
     """One request, of one prompt or several; or one each, if the prompts are not of one kind."""
-    if not _is_batch(prompt):
+    if not isinstance(prompt, (list, tuple)) or isinstance(next(iter(prompt), None), int):
         return _request(prompt, params, fields)
     if isinstance(params, (list, tuple)) and len(params) != len(prompt):
         raise BadRequest(f"{len(params)} for {len(prompt)} prompts", where="sampling_params")
@@ -489,8 +449,7 @@ def _request(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReq
 
 
 def make_params(params: SamplingParams | Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from a dict, as SamplingParams.from_user takes it. Raises BadRequest, also for a
-    constraint."""
+    """SamplingParams from a dict. Raises BadRequest, also for a constraint."""
     read, constraint = SamplingParams.from_user(params)
     if constraint is None:
         return read

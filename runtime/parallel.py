@@ -1,7 +1,5 @@
-"""Group: the ranks that compute one model together, and the few things that they say to one another in
-tensors: gloo on the CPU, NCCL on GPUs.
-
-Each rank makes the same calls in the same order. It knows ranks, not what they compute.
+"""Group: the ranks that compute one model together, and their collective operations: gloo on the CPU, NCCL on
+GPUs. Each rank makes the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -75,7 +73,6 @@ class Group:
         return torch.cat(parts, -1)
 
     def least(self, value: int) -> int:
-        """The least that any rank gave."""
         if self.size == 1:
             return value
         lowest = torch.tensor([value], dtype=torch.int64, device=self._device)

@@ -1,14 +1,8 @@
-"""Where the two planes meet: what the scheduler asks of a model step and what comes back.
-
-The control plane (scheduler, cache, grammar) decides in ints, the compute plane (engine, attention, models)
-computes in tensors.
-This module knows nothing of either: no torch, no request objects, no policies.
+"""What the scheduler asks of a model step, and the results. The control plane decides in ints, the compute
+plane computes in tensors; this module knows neither torch nor requests.
 
 A sequence's KV is a list of runs of slots in the pool. A plan names each piece of KV once, as a Segment, with
-the rows that attend to the whole of it; a radix node shared by many requests is one Segment with many rows.
-
-Plans and results are msgspec structs: hundreds of rows are made in every step, and they are encoded as they
-are (runtime/ipc/plans.py).
+the rows that attend to the whole of it. Plans and results travel as they are (runtime/ipc/plans.py).
 """
 
 from __future__ import annotations
@@ -47,8 +41,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class MediaSpan(NamedTuple):
-    """tokens[first : first + length] of a row stand for as many embeddings of a media item, those from its
-    `offset` on."""
+    """tokens[first : first + length] of a row stand for embeddings of an item, from its `offset` on."""
 
     item: int
     offset: int
@@ -59,34 +52,29 @@ class MediaSpan(NamedTuple):
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One sequence's part in a step: tokens to compute, and what is wanted from their logits.
 
-    seq        the sequence's handle, unique while it lives (a runner may keep sampler state under it)
-    tokens     input ids to compute now, at least one; they attend causally to one another
-    position   position of tokens[0]; equal to the number of KV entries before it
-    slots      where the new KV goes: runs whose lengths add up to len(tokens)
-    sample     whether a next token is wanted after the last input token that is no draft
-    step       how many tokens this sequence has generated so far (keys the random draw, with the seed)
-    scores     (index into tokens, target id): the log-probability of `target` after tokens[index] is wanted;
-               natural log, temperature 1, no mask
-    prompt     all prompt ids, cached ones included; read only when sampling has a repetition penalty or a
-               logit processor
-    output     all ids generated so far (sampled or forced); read only when sampling has any penalty or a
-               logit processor. Of one `seq` it grows at its end, or was cut back and goes on otherwise. Both
-               may be live sequences of the scheduler's: they must not change between launch() and finish()
+    seq        the sequence's handle, unique while it lives
+    tokens     input ids to compute now, at least one
+    position   of tokens[0]: the number of KV entries before it
+    slots      for the new KV: runs whose lengths add up to len(tokens)
+    sample     whether to sample a token after the last input token that is no draft
+    step       number of tokens generated so far, which keys the random draw, with the seed
+    scores     (index into tokens, target id): the natural log-probability of the target after tokens[index]
+               is wanted, at temperature 1, without mask
+    prompt     all prompt ids, read only with a repetition penalty or a logit processor
+    output     all ids generated so far, read only with any penalty or a logit processor. Neither changes
+               between launch() and finish()
     score_top  how many best (id, logprob) pairs are wanted at each of `scores`
     token_ids  ids whose log-probabilities are wanted at the sampled position and at each of `scores`
-    hidden     whose final hidden states are wanted: of no token, the last one, or all input tokens
+    hidden     the tokens whose final hidden states are wanted
     logprob    whether the sampled token's log-probability is wanted
-    start      position of the first output token; read only where log-probabilities are scaled by temperature
-    masked     whether a mask for it may come with finish(): if it is a sparse one, and no log-probability of
-               the sampled position is wanted, only the logits of its ids are computed
-    drafts     how many of the last `tokens` are guesses of what will be sampled. While a guess is what was
-               sampled, another token may be sampled after it: see RowResult.samples
-    guesses    how many tokens a runner with a draft model should guess of what follows the last sample: see
-               RowResult.guesses
-    adapter    whose weights are added to the model's; 0: none
-    media      which tokens stand for parts of pictures, in their order
-    shift      what is added to positions for the rotary embedding, at the first of `tokens` (of a picture
-               that is cut there: at the picture's first): pictures take fewer positions than tokens
+    start      position of the first output token, read only if log-probabilities are scaled by temperature
+    masked     whether finish() may bring a mask for it
+    drafts     how many of the last `tokens` are drafts: see RowResult.samples
+    guesses    how many tokens a draft model should guess after the last sample: see RowResult.guesses
+    adapter    the LoRA adapter's number; 0: none
+    media      the tokens that stand for parts of pictures, in their order
+    shift      added to positions for the rotary embedding from the first of `tokens` on (or from the first of
+               a picture that is cut there): pictures take fewer positions than tokens
     """
 
     seq: int
@@ -126,10 +114,9 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class TokenMask(NamedTuple):
-    """Which ids may be sampled. `bits`: packed little-endian uint32 words, numpy array [ceil(vocab / 32)],
-    bit 1 = allowed. `allowed`: the same as sorted ids, numpy int64 array, when the mask is sparse enough to
-    list; then only those rows of the logits need be looked at. `behind`: of a row with drafts, the masks
-    behind the first, the second, ... of them; nothing is sampled behind a draft that has none."""
+    """The ids that may be sampled. `bits`: little-endian uint32 [ceil(vocab / 32)], bit 1 = allowed.
+    `allowed`: the same as sorted int64 ids, if the mask is sparse. `behind`: of a row with drafts, the masks
+    after each of them; nothing is sampled after a draft that has none."""
 
     bits: Any
     allowed: Any | None = None
@@ -143,11 +130,10 @@ class TokenMask(NamedTuple):
 class Sample(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A sampled token.
 
-    logprob    its log-probability under the unmasked, temperature-1 distribution, without penalties and
-               biases; None where row.logprob is False. A runner may be told to take the row's own
-               temperature, for this and all other log-probabilities of output tokens
-    top        (id, logprob) pairs, best first, len == row.top_logprobs; of the sampled position
-    token_ids  one per row.token_ids, at the sampled position
+    logprob    its log-probability without mask, penalties and biases, at temperature 1 or, by an option, the
+               row's own; None if row.logprob is False
+    top        (id, logprob) pairs, best first, len == row.top_logprobs
+    token_ids  log-probabilities, one per row.token_ids
     """
 
     token: int
@@ -157,11 +143,11 @@ class Sample(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What one row gave. `error` is set (and the rest is empty) when its numbers were not finite, or its mask
-    or its logit processor left no token.
+    """The result of one row. error: its numbers were not finite, or its mask or its logit processor left no
+    token; then the rest is empty.
 
-    samples          none when row.sample was False; else one, and behind each draft that equals the sample
-                     of its place there may be another. The KV of the drafts that do not is of no use
+    samples          none if row.sample is False; else one, and maybe another after each draft that equals
+                     the sample of its position. The KV of the other drafts is of no use
     scores           one per row.scores, same order
     score_tops       per row.scores its row.score_top best pairs
     score_token_ids  per row.scores one per row.token_ids
@@ -179,7 +165,6 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def token(self) -> int | None:
-        """The first sampled one."""
         return self.samples[0].token if self.samples else None
 
 
@@ -228,28 +213,21 @@ class Runner(Protocol):
         ...
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for parameters that no plan of this runner supports, such as an unknown logit
-        processor."""
+        """Raise BadRequest for unsupported parameters, such as an unknown logit processor."""
         ...
 
     def launch(self, plan: StepPlan) -> None: ...
 
     def done(self) -> bool:
-        """Whether finish() would not wait: the launched pass has ended or failed. Returns at once; called
-        often."""
+        """Whether the launched pass has ended or failed. Returns at once; called often."""
         ...
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
         """Sample with `masks` (row index -> mask; absent = all ids allowed) and return the results."""
         ...
 
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        """Copy KV between equally long runs (source, target), before the next launch."""
-        ...
-
     def load_adapter(self, adapter: Adapter) -> None:
-        """Rows may name it from now on; possible while a step is under way. Raises AdapterError, and changes
-        nothing then."""
+        """Rows may name it from now on; also during a step. Raises AdapterError, and changes nothing then."""
         ...
 
     def unload_adapter(self, number: int) -> None:
@@ -291,8 +269,7 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextResult(msgspec.Struct, frozen=True, gc=False):
-    """vector: the pooled output as the model gives it, or a classifier's scores. `error` is set, and the rest
-    empty, when its numbers were not finite."""
+    """vector: the pooled output, or a classifier's scores. error: set if its numbers were not finite."""
 
     vector: tuple[float, ...] = ()
     error: str | None = None

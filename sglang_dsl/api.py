@@ -128,7 +128,7 @@ def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     begin, end = _ends(role, src)
     kind = type(expr)
     if kind is str and not (KEPT and marked(cast(str, expr))):
-        return Seq((begin, Text(cast(str, expr), src), end))
+        return Seq((begin, Text(cast(str, expr), src=src), end))
     if kind is Gen:
         # gen returns the same node at each pass through a line; so does this.
         key = (id(begin), id(expr))  # unique as long as the turn is kept
@@ -148,7 +148,7 @@ _MOST_TURNS = 4096
 @functools.lru_cache(maxsize=4096)
 def _ends(role: str, src: Source | None) -> tuple[RoleBegin, RoleEnd]:
     """Where a turn begins and ends: the same at each pass through the same line."""
-    return RoleBegin(role, src), RoleEnd(role, src)
+    return RoleBegin(role, src=src), RoleEnd(role, src=src)
 
 
 def system(expr: Node | str | None = None) -> Seq:

@@ -49,17 +49,6 @@ class KVPool:
         self.slots, self.layers, heads, self.head_dim = kv.shape
         self.kv_heads, self.device = heads // 2, kv.device
 
-    def copy(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        """Copy between runs of equal length (source, target), pair by pair; the two runs of a pair may
-        overlap."""
-        for source, target in pairs:
-            if source.length != target.length:
-                raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
-            moved = self.kv[source.start : source.start + source.length]
-            if abs(source.start - target.start) < source.length:
-                moved = moved.clone()
-            self.kv[target.start : target.start + target.length].copy_(moved)
-
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Move the tokens in slots `sources` to slots `targets`; int32, on the device, each slot at most
         once."""

@@ -122,10 +122,6 @@ class DraftingRunner:
         ]
         return StepResult(tuple(rows), result.seconds + time.perf_counter() - begin, result.forward_s)
 
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        self._target.copy_slots(pairs)
-        self._draft.copy_slots(pairs)
-
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
         """Of both models."""
         self._target.release_memory(parts)

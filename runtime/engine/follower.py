@@ -1,6 +1,6 @@
 """Follower: a runner in a process of its own. It receives plans, runs them and sends results back.
 
-    python -m runtime.engine.follower <address> <memory of masks> <memory of KV, or -1>
+    python -m runtime.engine.follower <descriptor of a socket> <memory of masks> <memory of KV, or -1>
 
 Started by runtime.processes.pipeline.runner_process, and ends with the process that started it. If several
 followers share a model, each is a rank: all get every order, and rank 0's results count. A pass runs in the
@@ -205,9 +205,7 @@ class Follower:
 
 
 def fault_of(error: Exception) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    return InternalFault(f"{type(error).__name__}: {error}", where="runner")
+    return InternalFault.of(error, where="runner")
 
 
 class _ToParent(logging.Handler):
@@ -245,12 +243,11 @@ def _tie_to_parent() -> None:
         fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _end_with_parent(file: int | None, parent: int) -> None:
+def _end_with_parent(file: int, parent: int) -> None:
     """The same if a fork of the parent also holds that end: exit when the mailbox is closed, or when the
     parent has changed."""
     poll = select.poll()
-    if file is not None:
-        poll.register(file, 0)  # a hang-up is always reported
+    poll.register(file, 0)  # a hang-up is always reported
     while not poll.poll(LOOK_MS) and os.getppid() == parent:
         pass
     os._exit(0)
@@ -272,15 +269,15 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the process that started it handles these
     _tie_to_parent()
     _adopt_stdout()
-    text, memory, kv = arguments
-    address = Address.parse(text)
+    socket, memory, kv = map(int, arguments)
+    address = Address.fd(socket)
     inbox, outbox = address.inbox(TO_RUNNER), address.outbox(FROM_RUNNER, timeout_s=ANSWER_S)
     try:
         (start,) = inbox.receive(None)
         assert isinstance(start, Start)
         set_title(f"runner-{start.world.rank}")
         watch = threading.Thread(
-            target=_end_with_parent, args=(address.descriptor, start.parent), name="lifeline", daemon=True
+            target=_end_with_parent, args=(socket, start.parent), name="lifeline", daemon=True
         )
         watch.start()
         sys.path += [path for path in start.search if path not in sys.path]
@@ -288,7 +285,7 @@ def main(arguments: list[str]) -> int:
         if start.world.rank:  # messages that all ranks have are logged once
             logging.getLogger().setLevel(logging.WARNING)
         try:
-            runner, profiler, ready = _load(start, int(kv) if int(kv) >= 0 else None)
+            runner, profiler, ready = _load(start, kv if kv >= 0 else None)
         except Exception as error:
             fault = fault_of(error)
             if not isinstance(error, RuntimeFault):
@@ -299,7 +296,7 @@ def main(arguments: list[str]) -> int:
         gc.freeze()  # loaded objects stay
         gc.set_threshold(YOUNG)
         outbox.send(ready)
-        Follower(inbox, outbox, MaskReader(int(memory)), runner, profiler, start.world).serve()
+        Follower(inbox, outbox, MaskReader(memory), runner, profiler, start.world).serve()
     except MailboxClosed:
         return 0
     except OutOfStep as error:

@@ -340,12 +340,6 @@ class TorchRunner:
                 self._lookahead.drew(rows)
         return StepResult(rows, forward.seconds + time.perf_counter() - begin, forward.hidden_s)
 
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        if self._pending is not None:
-            raise InternalFault("copy_slots() during a step", where="runner")
-        with torch.inference_mode():
-            self._attention.pool.copy(pairs)
-
     def load_adapter(self, adapter: Adapter) -> None:
         """Between two passes: waits for a running one."""
         if self._adapters is None:

@@ -1,8 +1,4 @@
-"""Mailbox: a one-way queue of structs between two parts of the pipeline; the in-memory kind.
-
-The other kinds have the same two methods; address.py creates the ends of all. It does not know the structs'
-meaning.
-"""
+"""Mailbox: a one-way queue of structs between two parts of the pipeline; the in-memory kind."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ class Outbox:
     """The sending end, for any number of threads."""
 
     def send(self, item: msgspec.Struct) -> None:
-        """Never blocks for long. Raises MailboxClosed if the other side is gone, and WireError for an item
-        that cannot be encoded."""
+        """Raises MailboxClosed if the other side is gone, WireError for an item that cannot be encoded."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -44,8 +39,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving end, for one thread. Any thread may close it, which wakes that one. url: its address; for
-    TCP with the actual port."""
+    """The receiving end, for one thread. Any thread may close it, which wakes that one. url: its address."""
 
     url: str
 
@@ -111,7 +105,6 @@ class MemoryMailbox(Outbox, Inbox):
         self._wake()
 
     def _pop_all(self) -> list[Any]:
-        """All items, in order."""
         items = self._items
         return [items.popleft() for _ in range(len(items))]
 

@@ -1,8 +1,7 @@
 """Plans, masks and results as structs for a runner in another process. Sends nothing itself.
 
-A sequence's parameters and prompt are sent once, and of its output only new ids; both sides keep them until
-the sequence is released. Masks are in memory that both processes map; if a mask lists its ids, only the list
-is sent.
+A sequence's parameters and prompt are sent once, and of its output only new ids. Masks are in memory that
+both processes map; if a mask lists its ids, only the list is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from runtime.plan import Adapter, Image, Row, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, Row, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import VERBS, MemoryPart
 from runtime.protocol.errors import WireError
 from runtime.protocol.sampling import SamplingParams
@@ -30,8 +29,7 @@ _LEFT_OUT: Final = SamplingParams()  # encoded as one byte
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The changes of a sequence; None: unchanged. output: (number of earlier ids that stay, the ids after
-    them)."""
+    """The changes of a sequence; None: unchanged. output: (earlier ids that stay, the ids after them)."""
 
     seq: int
     sampling: SamplingParams | None
@@ -69,8 +67,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """Call the runner's method `name`; the types of its arguments are in CALLS. answered: by Done or
-    Failure."""
+    """Call the runner's method `name` (see CALLS). answered: by Done or Failure."""
 
     name: str
     args: msgspec.Raw
@@ -79,7 +76,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 CALLS: Final[Mapping[str, Any]] = {
     "verify": tuple[SamplingParams, str | None],
-    "copy_slots": tuple[tuple[tuple[Run, Run], ...]],
     "load_adapter": tuple[Adapter],
     "unload_adapter": tuple[int],
     "load_images": tuple[tuple[Image, ...]],
@@ -247,8 +243,7 @@ class MaskWriter:
         return int(self._ended[0])
 
     def write(self, masks: Mapping[int, TokenMask], whole: Collection[int] = ()) -> tuple[MaskPosition, ...]:
-        """The masks' positions. Shared arrays are written once. whole: rows whose bits are sent even if the
-        mask lists its ids. Overwrites the earlier masks."""
+        """The positions of the masks. whole: rows whose bits are sent even if the mask lists its ids."""
         arrays: list[npt.NDArray[Any]] = []
         offsets: dict[int, int] = {}
         end = _ALIGNED

@@ -1,6 +1,4 @@
-"""Ranks: one end of a one-to-many mailbox. Every rank gets each item, and answers are gathered; errors name
-the rank that has ended or is late.
-"""
+"""Ranks: one end of a one-to-many mailbox. Errors name the rank that has ended or is late."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 
 class Ranks:
-    """links: the mailboxes to and from each rank. One thread sends and gathers; any may call lost() and
-    close()."""
+    """links: to and from each rank. One thread sends and gathers; any may call lost() and close()."""
 
     def __init__(self, links: Sequence[tuple[Outbox, Inbox]]) -> None:
         self._outboxes = [outbox for outbox, _ in links]
@@ -81,7 +78,6 @@ class Ranks:
 
     @property
     def first_lost(self) -> int | None:
-        """The first rank that has ended."""
         return None if self._lost is None else self._lost[0]
 
     def close(self) -> None:

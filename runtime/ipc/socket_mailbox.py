@@ -39,8 +39,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are now complete. Raises WireError, after those before it, for one that is longer
-        than max_bytes."""
+        """The messages that are now complete. Raises WireError for one that is longer than max_bytes."""
         buffer = self._buffer
         if not buffer and len(data) >= HEAD.size:
             (size,) = HEAD.unpack_from(data)
@@ -121,9 +120,11 @@ class SocketInbox(Inbox):
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
+    def fileno(self) -> int:
+        return self._end.fileno()
+
     def receive(self, timeout: float | None) -> list[Any]:
-        """As in Inbox. Raises WireError for an unreadable message, after all messages before it were
-        received."""
+        """Raises WireError for an unreadable message, after all messages before it were received."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:

@@ -1,7 +1,4 @@
-"""Structs as bytes: `[version, tag, struct]` in msgpack. A Wire is the closed list of structs of a mailbox.
-
-Incoming data is decoded to one of these structs, field by field; nothing in it is executed. Knows no sockets.
-"""
+"""Structs as bytes: `[version, tag, struct]` in msgpack. Nothing in received data is executed."""
 
 from __future__ import annotations
 

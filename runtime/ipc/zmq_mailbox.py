@@ -1,16 +1,11 @@
-"""Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder, or over TCP.
+"""Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder.
 
-Many senders, one receiver. Nothing waits for ever: a sender has a deadline, closing lingers for a limited
-time.
-
-Over TCP everything is encrypted (CURVE) with a key pair derived from the run's key. A peer without the key
-cannot complete the handshake: no byte of its messages is read.
+Many senders, one receiver. A sender has a deadline, closing lingers for a limited time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import stat
@@ -22,7 +17,6 @@ from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils import z85
 
 from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, Inbox, MailboxClosed, MailboxFull, Outbox
 from runtime.ipc.wire import PIPELINE, Wire
@@ -54,22 +48,14 @@ def make_folder(folder: Path) -> Path:
 class _End:
     """The common part of both ends: the socket, not opened yet. Raises InternalFault."""
 
-    def __init__(self, kind: int, url: str, key: bytes | None, wire: Wire) -> None:
-        self.url, self._key, self._wire = url, key, wire
-        self._path = Path(url.removeprefix("ipc://")) if url.startswith("ipc://") else None
-        if self._path is not None:
-            make_folder(self._path.parent)
-        elif key is None:
-            raise InternalFault("a mailbox over TCP needs the key of the run", where=url)
-        self._name = url if self._path is None else self._path.stem
+    def __init__(self, kind: int, url: str, wire: Wire) -> None:
+        self.url, self._wire = url, wire
+        self._path = Path(url.removeprefix("ipc://"))
+        make_folder(self._path.parent)
+        self._name = self._path.stem
         self._lock = threading.Lock()
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(kind)
-        self._socket.setsockopt(zmq.IPV6, 1)
-
-    def _receiver_key(self, key: bytes) -> bytes:
-        encoded: bytes = z85.encode(hmac.digest(key, b"sglang-dsl mailbox receiver", "sha256"))
-        return encoded
 
     def _open(self, how: Callable[[str], object]) -> None:
         try:
@@ -86,7 +72,6 @@ class ZmqOutbox(_End, Outbox):
     def __init__(
         self,
         url: str,
-        key: bytes | None = None,
         wire: Wire = PIPELINE,
         *,
         timeout_s: float = SEND_TIMEOUT_S,
@@ -95,14 +80,11 @@ class ZmqOutbox(_End, Outbox):
     ) -> None:
         """timeout_s: how long `send` waits if the queue is full. queue: messages that may wait here.
         linger_s: how long `close` waits until sent messages are out."""
-        super().__init__(zmq.PUSH, url, key, wire)
+        super().__init__(zmq.PUSH, url, wire)
         self._timeout_s = timeout_s
         self._socket.setsockopt(zmq.SNDHWM, queue)
         self._socket.setsockopt(zmq.LINGER, int(linger_s * 1000))
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        if self._path is None and key is not None:
-            self._socket.curve_serverkey = zmq.curve_public(self._receiver_key(key))
-            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._open(self._socket.connect)
 
     def send(self, item: msgspec.Struct) -> None:
@@ -140,23 +122,15 @@ class ZmqOutbox(_End, Outbox):
 class ZmqInbox(_End, Inbox):
     """The receiving end, which creates the socket. One thread receives; any thread may close."""
 
-    def __init__(
-        self, url: str, key: bytes | None = None, wire: Wire = PIPELINE, *, queue: int = QUEUE_MESSAGES
-    ) -> None:
-        """`url` has the port once it is open. Raises InternalFault if its folder is open to others, or the
-        socket cannot be created."""
-        super().__init__(zmq.PULL, url, key, wire)
+    def __init__(self, url: str, wire: Wire = PIPELINE) -> None:
+        """Raises InternalFault if its folder is open to others, or the socket cannot be created."""
+        super().__init__(zmq.PULL, url, wire)
         self.malformed = 0
-        self._queue = queue
         self._closing = False
-        self._socket.setsockopt(zmq.RCVHWM, queue)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, wire.max_bytes)
-        if self._path is None and key is not None:
-            self._socket.curve_server = True
-            self._socket.curve_secretkey = self._receiver_key(key)
         self._open(self._socket.bind)
-        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wakes = threading.Lock()  # of the pipe
         self._wake_read, self._wake_write = os.pipe()
         self._poller = zmq.Poller()
@@ -199,7 +173,7 @@ class ZmqInbox(_End, Inbox):
 
     def _waiting(self) -> list[Any]:
         items: list[Any] = []
-        for _ in range(self._queue):
+        for _ in range(QUEUE_MESSAGES):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -217,6 +191,4 @@ class ZmqInbox(_End, Inbox):
         with self._wakes:
             os.close(self._wake_read)
             os.close(self._wake_write)
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+        self._path.unlink(missing_ok=True)

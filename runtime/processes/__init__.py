@@ -1,13 +1,5 @@
-"""The only package that knows there are processes.
+"""The processes of a server: how they start, are watched and end, and the work of each.
 
-A child is `python -m runtime.processes.supervise.child`: it reads what it is from stdin
-(`processes/supervise/channel.py`), reports `Ready`, beats twice a second on stdout and ends when its pipe
-does, so nothing outlives the supervisor (`lifecycle.py`). The scheduler tells the size of its KV pool when
-it is ready, and the supervisor hands that on to the others, who have loaded meanwhile. A child that ends,
-or hangs (no heartbeat, or a loop that does not turn, for `heartbeat_timeout_s`; a forward pass that takes
-`step_timeout_s`) fails the group: the supervisor puts `GroupFailed` into each worker's mailbox, the frontends
-answer everybody who waits, the rest is ended. An HTTP worker alone is replaced, and the scheduler cancels
-what it had asked for.
-`tutorials/decisions/003-processes-over-zmq.md` says why they are subprocesses. `sglang_dsl.Runtime` starts
-the same command and knows it by HTTP only.
+A child that ends or hangs fails the group: the supervisor sends `GroupFailed` to each HTTP worker, which
+answers its requests with it. An HTTP worker alone is replaced.
 """

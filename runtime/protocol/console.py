@@ -14,14 +14,12 @@ DISTRIBUTION = "sglang-dsl"
 
 
 def complain(error: object, code: int) -> int:
-    """Print the error, and return the exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
 def run(command: Callable[[], int]) -> int:
-    """The exit code of `command`. A closed standard output (`| head`) and Ctrl-C end it without a traceback;
-    errors of standard error are ignored."""
+    """The exit code of `command`. A closed standard output or Ctrl-C end it without a traceback."""
     try:
         return _ran(command)
     finally:

@@ -1,8 +1,7 @@
-"""Control verbs: requests to a running engine, and VERBS, the table of all of them. Each is answered with one
-ControlOutput with its rid; AbortReq and GroupFailed are not answered.
+"""Control verbs: requests to a running engine. Each is answered with one ControlOutput with its rid; AbortReq
+and GroupFailed are not answered.
 
-The API, the wire, the scheduler's process and the HTTP routes read the table. To add a verb, write its struct
-and row here, and the method that carries it out.
+To add a verb, write its struct and its row in VERBS, and the method that carries it out.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ MAX_PREFIX_IDS = 64
 
 
 class GetPrefixesReq(SingleReq):
-    """Ask for the content of the prefix cache: a PrefixTree (cache/node.py) as a dict, of at most `most`
-    nodes, each with its first `ids` token ids."""
+    """Ask for the prefix cache: a PrefixTree of at most `most` nodes, each with its first `ids` ids."""
 
     most: int = 500
     ids: int = 0
@@ -162,8 +160,7 @@ class GroupFailed(SingleReq):
 
 
 class ControlOutput(SingleReq):
-    """The answer to the verb with the same rid. Not ok: `message` is the reason, `data` may be a RuntimeFault
-    as a dict."""
+    """The answer to a verb. Not ok: `message` says why, `data` may be a RuntimeFault as a dict."""
 
     ok: bool
     message: str = ""
@@ -214,7 +211,6 @@ VERB_OF: Final[Mapping[type[SingleReq], Verb]] = {verb.request: verb for verb in
 
 
 def no_adapters(field: str) -> BadRequest:
-    """The error for an adapter's name where adapters are off."""
     return BadRequest(
         "the engine was started without adapters",
         where=field,

@@ -1,7 +1,5 @@
 """The runtime's errors, on both sides of every boundary. All are kinds of RuntimeFault; BadRequest and its
-kinds are errors of the request itself.
-
-Knows no HTTP beyond the status numbers, and holds no traceback: an error must survive a wire.
+kinds are errors of the request itself. They hold no traceback: an error must survive a wire.
 """
 
 from __future__ import annotations
@@ -98,8 +96,7 @@ class DeadlineExceeded(RuntimeFault):
 
 
 class Aborted(RuntimeFault):
-    """The client, or an operator, cancelled it. `partial`: the GenerateOutput until then; it does not
-    travel."""
+    """The client or an operator cancelled it. partial: the output until then; it does not travel."""
 
     status, code = 499, "aborted"
     partial: Any = None
@@ -113,6 +110,14 @@ class InternalFault(RuntimeFault):
     """A defect; the request failed, the engine goes on."""
 
     code = "internal_fault"
+
+    @classmethod
+    def of(cls, error: BaseException, what: str = "", **fields: str) -> RuntimeFault:
+        """A RuntimeFault as it is, any other error as a defect of `what`."""
+        if isinstance(error, RuntimeFault):
+            return error
+        text = f"{type(error).__name__}: {error}"
+        return cls(f"{what}: {text}" if what else text, **fields)
 
 
 class WireError(RuntimeFault):
@@ -188,8 +193,7 @@ class NoSuchService(RuntimeFault):
 
 
 class ToolServerError(RuntimeFault):
-    """A tool server cannot be reached, or breaks its protocol. The error of a tool goes to the model
-    instead."""
+    """A tool server cannot be reached, or breaks its protocol. (A tool's error goes to the model.)"""
 
     status, code = 502, "tool_server_error"
 

@@ -1,7 +1,4 @@
-"""What travels between frontend, scheduler and detokeniser: tagged msgspec structs.
-
-Knows neither sockets nor tensors. The same structs pass through memory (Engine) and over ZMQ as msgpack.
-"""
+"""What travels between frontend, scheduler and detokeniser, in memory or as msgpack."""
 
 from __future__ import annotations
 
@@ -219,45 +216,35 @@ class TextRequest(msgspec.Struct, omit_defaults=True):
     http_worker_ipc: str | None = None
 
 
+def _each(field: str) -> Any:
+    """A property of a batch: the field of each of its outputs."""
+    return property(lambda batch: [getattr(one, field) for one in batch.outputs])
+
+
 class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
     """Deltas of several requests. Others of the field send parallel lists; here the lists are read from
     `outputs`, so that none can have another length than its neighbours."""
 
     outputs: list[TokenOutput]
 
-    def with_spec(self) -> Self:
-        """Itself, with the lists of SpeculativeDecodingMetricsMixin filled in if tokens were drafted."""
-        if any(one.spec is not None for one in self.outputs):
-            figures = [one.spec or SpecFigures() for one in self.outputs]
-            self.spec_verify_ct = [one.verify_ct for one in figures]
-            self.spec_accepted_tokens = [one.accepted_tokens for one in figures]
-            self.spec_drafted_tokens = [one.drafted_tokens for one in figures]
-            self.spec_acceptance_histogram = [one.acceptance_histogram for one in figures]
-        return self
+    @classmethod
+    def of(cls, outputs: list[TokenOutput]) -> Self:
+        """Their message, with the lists of SpeculativeDecodingMetricsMixin if tokens were drafted."""
+        message = cls(rids=[one.rid for one in outputs], outputs=outputs)
+        if any(one.spec is not None for one in outputs):
+            figures = [one.spec or SpecFigures() for one in outputs]
+            message.spec_verify_ct = [one.verify_ct for one in figures]
+            message.spec_accepted_tokens = [one.accepted_tokens for one in figures]
+            message.spec_drafted_tokens = [one.drafted_tokens for one in figures]
+            message.spec_acceptance_histogram = [one.acceptance_histogram for one in figures]
+        return message
 
-    @property
-    def output_ids(self) -> list[list[int]]:
-        return [one.new_ids for one in self.outputs]
-
-    @property
-    def finished_reasons(self) -> list[FinishReason | None]:
-        return [one.finish for one in self.outputs]
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        return [one.prompt_tokens for one in self.outputs]
-
-    @property
-    def completion_tokens(self) -> list[int]:
-        return [one.completion_tokens for one in self.outputs]
-
-    @property
-    def cached_tokens(self) -> list[int]:
-        return [one.cached_tokens for one in self.outputs]
-
-    @property
-    def retraction_counts(self) -> list[int]:
-        return [one.retractions for one in self.outputs]
+    output_ids = _each("new_ids")
+    finished_reasons = _each("finish")
+    prompt_tokens = _each("prompt_tokens")
+    completion_tokens = _each("completion_tokens")
+    cached_tokens = _each("cached_tokens")
+    retraction_counts = _each("retractions")
 
 
 class BatchTokenIDOutput(BatchOfDeltas):
@@ -269,9 +256,7 @@ class BatchTokenIDOutput(BatchOfDeltas):
 class BatchStrOutput(BatchOfDeltas):
     """Detokeniser -> frontend, once per step: the same deltas with their text."""
 
-    @property
-    def output_strs(self) -> list[str]:
-        return [one.text for one in self.outputs]
+    output_strs = _each("text")
 
 
 class EmbeddingOutput(msgspec.Struct, omit_defaults=True):
@@ -296,17 +281,13 @@ class BatchEmbeddingOutput(BaseBatchReq):
 
     outputs: list[EmbeddingOutput]
 
-    @property
-    def embeddings(self) -> list[list[float]]:
-        return [one.embedding for one in self.outputs]
+    @classmethod
+    def of(cls, outputs: list[EmbeddingOutput]) -> Self:
+        return cls(rids=[one.rid for one in outputs], outputs=outputs)
 
-    @property
-    def prompt_tokens(self) -> list[int]:
-        return [one.prompt_tokens for one in self.outputs]
-
-    @property
-    def finished_reasons(self) -> list[FinishReason | None]:
-        return [one.finish for one in self.outputs]
+    embeddings = _each("embedding")
+    prompt_tokens = _each("prompt_tokens")
+    finished_reasons = _each("finish")
 
 
 class ChoiceScores(msgspec.Struct):

@@ -52,8 +52,7 @@ class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def listed(cls, value: Any, field: str = "image_data") -> list[ImageData]:
-        """The images of `value`: a text, an object with a `url`, a list of them, or None. Raises
-        BadRequest."""
+        """The images of a text, an object with a `url`, a list of them, or None. Raises BadRequest."""
         match value:
             case None | "":
                 return []

@@ -1,21 +1,4 @@
-"""The nodes of a program, and their form as plain JSON data. Knows no backend, no template and no running
-state; sglang_dsl.ir adds the language's syntax to these classes.
-
-    Node
-    +-- Text          constant text
-    +-- RoleBegin     opens a turn           +-- RoleEnd      closes it
-    +-- Gen           a generation, named or not
-    +-- Select        a choice among texts
-    +-- ScopeBegin    starts recording text into a variable  +-- ScopeEnd
-    +-- Seq           nodes in order (what `+` makes)
-    +-- Tools         tools that the model may call from here on
-    +-- Calls         tools that were called
-    +-- LoopBegin     from here on calls are run      +-- LoopEnd
-    +-- Fork          branches over what stands before it    +-- Join     (only in traced programs)
-
-Every node has its position in the user's code (`src`), which is not compared. Prints as a tree; to_dict and
-from_dict convert it to plain JSON data and back.
-"""
+"""The nodes of a program, and their form as plain JSON data; sglang_dsl.ir adds the language's syntax."""
 
 from __future__ import annotations
 
@@ -63,7 +46,6 @@ _LINE = 320  # of a repr
 
 
 def cut(text: str, most: int = _SHOWN) -> str:
-    """The first `most` characters of a text."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -72,6 +54,7 @@ class Node:
     """Base of all nodes. `a + b`, with text on either side, makes a Seq."""
 
     KIND: ClassVar[str] = "node"
+    src: Source | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __add__(self, other: Node | str) -> Seq:
         return concat(self, other)
@@ -90,14 +73,16 @@ class Node:
 
     def label(self) -> str:
         """One line: the fields that differ from their defaults."""
-        return f"{type(self).__name__}({', '.join(_fields_set(self))})"
+        return f"{type(self).__name__}({', '.join(_fields_set(self._written()))})"
 
     def __repr__(self) -> str:
-        """label(), long values cut."""
-        return self._short(*(cut(one) for one in _fields_set(self)))
-
-    def _short(self, *parts: str) -> str:
+        """The same with its children, long values cut."""
+        parts = [repr(child) for child in self.children()] or map(cut, _fields_set(self._written()))
         return f"{type(self).__name__}({cut(', '.join(parts), _LINE)})"
+
+    def _written(self) -> Node:
+        """Itself without fields that follow from others."""
+        return self
 
     def tree(self, depth: int = 0) -> str:
         lines = ["  " * depth + self.label()]
@@ -122,7 +107,6 @@ def _fields_set(item: Any) -> list[str]:
 class Text(Node):
     KIND: ClassVar[str] = "text"
     text: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -131,7 +115,6 @@ class Media(Node):
 
     KIND: ClassVar[str] = "media"
     part: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
     def label(self) -> str:
         """The data itself is not shown."""
@@ -144,7 +127,6 @@ class Media(Node):
 
 
 def media_of(part: Mapping[str, Any], src: Source | None = None) -> Media:
-    """The node of a message's part."""
     return Media(json.dumps(part), src=src)
 
 
@@ -154,14 +136,12 @@ class RoleBegin(Node):
 
     KIND: ClassVar[str] = "role_begin"
     role: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoleEnd(Node):
     KIND: ClassVar[str] = "role_end"
     role: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -234,13 +214,6 @@ class Gen(Node, Generic[V]):
     timeout: float | None = None
     retries: int | None = None
     reasoning: str | None = None
-    src: Source | None = field(default=None, compare=False, repr=False)
-
-    def label(self) -> str:
-        return f"Gen({', '.join(_fields_set(self._written()))})"
-
-    def __repr__(self) -> str:
-        return self._short(*(cut(one) for one in _fields_set(self._written())))
 
     def _written(self) -> Gen[V]:
         """Itself without the constraint that follows from its type."""
@@ -263,21 +236,18 @@ class Select(Node):
     seed: int | None = None
     timeout: float | None = None
     own: Any = field(default=None, compare=False, repr=False)
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScopeBegin(Node):
     KIND: ClassVar[str] = "scope_begin"
     name: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScopeEnd(Node):
     KIND: ClassVar[str] = "scope_end"
     name: str = ""
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -288,7 +258,6 @@ class Tools(Node):
     KIND: ClassVar[str] = "tools"
     tools: tuple[str, ...] = ()
     own: Any = field(default=None, compare=False, repr=False)
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -297,7 +266,6 @@ class Calls(Node):
 
     KIND: ClassVar[str] = "calls"
     calls: tuple[tuple[str | None, str, str], ...] = ()
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -313,13 +281,11 @@ class LoopBegin(Node):
     choice: str = "auto"
     parallel: bool = True
     own: Any = field(default=None, compare=False, repr=False)
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoopEnd(Node):
     KIND: ClassVar[str] = "loop_end"
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -333,9 +299,6 @@ class Seq(Node):
     def label(self) -> str:
         return f"Seq[{len(self.nodes)}]"
 
-    def __repr__(self) -> str:
-        return self._short(*map(repr, self.nodes))
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fork(Node):
@@ -343,16 +306,12 @@ class Fork(Node):
 
     KIND: ClassVar[str] = "fork"
     branches: tuple[Seq, ...] = ()
-    src: Source | None = field(default=None, compare=False, repr=False)
 
     def children(self) -> tuple[Node, ...]:
         return self.branches
 
     def label(self) -> str:
         return f"Fork[{len(self.branches)}]"
-
-    def __repr__(self) -> str:
-        return self._short(*map(repr, self.branches))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -361,7 +320,6 @@ class Join(Node):
 
     KIND: ClassVar[str] = "join"
     mode: str = "gather_variable"
-    src: Source | None = field(default=None, compare=False, repr=False)
 
 
 def as_node(value: object) -> Node:
@@ -436,18 +394,15 @@ def from_dict(data: dict[str, Any]) -> Node:
     kind = KINDS.get(str(data.get("kind")))
     if kind is None:
         raise ValueError(f"unknown node kind {data.get('kind')!r}; known: {', '.join(KINDS)}")
-    fields: dict[str, Any] = {k: v for k, v in data.items() if k != "kind"}
+    fields: dict[str, Any] = {name: _frozen(value) for name, value in data.items() if name != "kind"}
     for below in ("nodes", "branches"):
         if below in fields:
-            fields[below] = tuple(from_dict(child) for child in fields[below])
+            fields[below] = tuple(map(from_dict, fields[below]))
     if "sampling" in fields:
         values: dict[str, Any] = fields["sampling"]
         fields["sampling"] = Sampling(**{name: _frozen(value) for name, value in values.items()})
     if "typed" in fields:
         fields["typed"] = Typed(**fields["typed"])
-    for listed in ("choices", "tools", "calls"):
-        if listed in fields:
-            fields[listed] = _frozen(fields[listed])
     if "src" in fields:
         fields["src"] = Source(*fields["src"])
     return kind(**fields)

@@ -1,5 +1,4 @@
-"""Connects to the Ray cluster of RAY_ADDRESS, or starts one on this machine for this process. Both packages
-use it; it knows neither programs nor servers.
+"""Connects to the Ray cluster of RAY_ADDRESS, or starts one on this machine for this process.
 
 Ray's processes exchange pickles: who can connect to a cluster can run code in it. A local one therefore
 listens on loopback only, and asks for Ray's token.

@@ -1,7 +1,4 @@
-"""Registry: a table of names to "module:object", loaded on first use. Does not know what it holds.
-
-near: the known name that is most like a wrong one.
-"""
+"""Registry: a table of names to "module:object", loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""The bases of all requests: ids, the way back, and how the fields of a request for several prompts spread
-over its items.
+"""The bases of all requests, and how the fields of a request for several prompts spread over its items.
 
 With n samples of each of N prompts the items come as p1, p2, ..., p1, p2, ...: item i is prompt i % N. A list
-has one entry per prompt (or already one per item); anything else is meant for all. What does not fit is a
-BadRequest, which is a ValueError. Knows no kind of request.
+has one entry per prompt (or already one per item); anything else is meant for all.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -81,15 +80,9 @@ class SpeculativeDecodingMetricsMixin(BaseBatchReq, kw_only=True):
     spec_drafted_tokens: list[int] = []
     spec_acceptance_histogram: list[list[int]] = []
 
-    @property
-    def spec_num_correct_drafts(self) -> list[int]:
-        """The newer name of spec_accepted_tokens."""
-        return self.spec_accepted_tokens
-
-    @property
-    def spec_correct_drafts_histogram(self) -> list[list[int]]:
-        """The newer name of spec_acceptance_histogram."""
-        return self.spec_acceptance_histogram
+    # Newer names of two of them.
+    spec_num_correct_drafts = property(attrgetter("spec_accepted_tokens"))
+    spec_correct_drafts_histogram = property(attrgetter("spec_acceptance_histogram"))
 
     @property
     def spec_accept_length(self) -> list[float]:
@@ -163,7 +156,6 @@ class ManyReq(BaseReq, dict=True):
 
     @property
     def batch_size(self) -> int:
-        """The number of prompts."""
         return self.spread.prompts
 
     @property
@@ -201,7 +193,6 @@ class ManyReq(BaseReq, dict=True):
         return items[index]
 
     def _item(self, index: int) -> Self:
-        """A new request of item `index` alone."""
         fields = set_fields(self)
         for name, values in fields.items():
             if isinstance(values, list) and name not in self.WHOLE:
@@ -289,7 +280,6 @@ def rids(rid: Any, spread: Spread) -> str | list[str]:
 
 
 def check_unique(rids: str | list[str] | None) -> None:
-    """Raise BadRequest for a list with one id twice."""
     if not isinstance(rids, list):
         return
     seen: set[str] = set()
@@ -355,7 +345,6 @@ def hidden_states(value: Any) -> Any:
 
 
 def extra_key(value: Any, name: str = "extra_key") -> str | None:
-    """One item's key."""
     if isinstance(value, list):
         raise BadRequest(f"{name} should be a string, not a list, for a single request.", where=name)
     if value is not None and not isinstance(value, str):
@@ -369,8 +358,7 @@ def cache_salt(value: Any) -> str | None:
 
 
 def bootstrap_rooms(value: Any, spread: Spread) -> list[int | None] | None:
-    """One number stands for consecutive ones, one per item; of a list with one number per prompt, the samples
-    get numbers far apart."""
+    """One number per item: consecutive ones, or for the samples of a listed one, numbers far apart."""
     if isinstance(value, int) and not isinstance(value, bool):
         return [(value + index) % BOOTSTRAP_ROOMS for index in range(spread.total)]
     numbers: list[int | None] | None = spread.each("bootstrap_room", value)
@@ -401,7 +389,6 @@ def params_of(value: Any, spread: Spread, change: Callable[[Any], Any] = lambda 
 
 
 def _check_spread(params: dict[Any, Any], spread: Spread) -> None:
-    """Raise BadRequest if the parameters, sent with each item, are too large."""
     try:
         size = len(msgspec.json.encode(params))
     except (TypeError, ValueError, RecursionError):

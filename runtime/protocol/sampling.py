@@ -1,6 +1,4 @@
-"""SamplingParams: how the next token is drawn and when generation ends. Ranges are validated (a temperature
-below 1e-6 means greedy). Knows no tokenizer and no model.
-"""
+"""SamplingParams: how the next token is drawn and when generation ends."""
 
 from __future__ import annotations
 
@@ -94,7 +92,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether penalties or biases change logits."""
         return bool(self.logit_bias) or self.penalised
 
     def verify(self) -> SamplingParams:
@@ -147,7 +144,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             elif key in SAMPLING_KEYS:
                 constraints[key] = value
             elif value is not False:
-                raise _unknown(key)
+                nearest = near(str(key), SAMPLING_KEYS)
+                raise BadRequest(
+                    f"unknown field {str(key)[:80]!r}; known: {', '.join(SAMPLING_KEYS)}",
+                    where="sampling_params",
+                    hint=f"did you mean {nearest!r}?" if nearest else None,
+                )
         for key, name in ALIASES.items():
             if (value := params.get(key)) is not None and values.setdefault(name, value) != value:
                 raise BadRequest(f"{key} and {name} name the same field", where=f"sampling_params.{name}")
@@ -167,15 +169,6 @@ def _converted(values: dict[str, Any]) -> SamplingParams:
         raise BadRequest(message, where="sampling_params" + path.rstrip("`")) from error
 
 
-def _unknown(key: Any) -> BadRequest:
-    nearest = near(str(key), SAMPLING_KEYS)
-    return BadRequest(
-        f"unknown field {str(key)[:80]!r}; known: {', '.join(SAMPLING_KEYS)}",
-        where="sampling_params",
-        hint=f"did you mean {nearest!r}?" if nearest else None,
-    )
-
-
 def _constraint(values: Mapping[str, Any]) -> Constraint:
     """The constraint of the keys CONSTRAINT_KEYS and JSON_OPTIONS of sampling_params."""
     kinds = [key for key in CONSTRAINT_KEYS if key in values]
@@ -190,7 +183,8 @@ def _constraint(values: Mapping[str, Any]) -> Constraint:
         )
     [kind] = kinds
     spec, field = values[kind], f"sampling_params.{kind}"
-    if kind == "choices" and not _are_choices(spec):
+    listed = isinstance(spec, (list, tuple)) and bool(spec) and all(isinstance(o, str) and o for o in spec)
+    if kind == "choices" and not listed:
         raise BadRequest("must be a list of texts, none of them empty", where=field)
     if kind in ("json_schema", "structural_tag", "choices") and isinstance(spec, (dict, bool, list, tuple)):
         try:
@@ -200,10 +194,6 @@ def _constraint(values: Mapping[str, Any]) -> Constraint:
     if not isinstance(spec, str):
         raise BadRequest(f"must be a text, got {type(spec).__name__}", where=field)
     return Constraint(cast(ConstraintKind, kind), spec, **options).verify()
-
-
-def _are_choices(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(o, str) and o for o in value)
 
 
 def _biases(value: Any) -> dict[int, Any]:

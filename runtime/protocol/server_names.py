@@ -1,6 +1,5 @@
-"""Options of servers and engines under sglang's names. An option that asks for the default is accepted, one
-that only concerns another engine's implementation is accepted with a warning, and an unsupported one is
-refused by name. Knows no option's meaning.
+"""Options of servers and engines under sglang's names. One that asks for the default is accepted, one of
+another engine's implementation is accepted with a warning, an unsupported one is refused by name.
 """
 
 from __future__ import annotations
@@ -213,7 +212,6 @@ def _adapter(adapter: Mapping[str, Any]) -> str:
 
 
 def known(name: str) -> bool:
-    """Whether the option `name` is in a table here."""
     tables = (SAME, OPPOSITE, SWITCHES, VALUES, _LEFT, ANYWAY, ("tokenizer_path",))
     return any(name in table for table in tables) or is_idle(name)
 

@@ -38,8 +38,7 @@ class Model:
 
 
 def load_model(config: EngineConfig, *, turns: bool = True) -> Model:
-    """turns: whether to load the chat template. Raises ModelLoadError, and BadRequest for options that do not
-    fit the model."""
+    """turns: load the chat template. Raises ModelLoadError, BadRequest for options that do not fit."""
     path, spec = config.locate()
     tokenizer = load_tokenizer(path, spec)
     if isinstance(spec, EncoderSpec) and config.chat_template is not None:

@@ -10,23 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runtime.config.fields import Fields
+from runtime.formats.chat import files, matching
 from runtime.formats.chat.derive import Derivation, derive_chat_template
-from runtime.formats.chat.files import (
-    find_chat_template,
-    load_chat_template,
-    named_templates,
-    read_template_sources,
-    refuse_name,
-)
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.chat.matching import (
-    WAYS_TO_CHOOSE,
-    ask_functions,
-    mark_tokens,
-    match_checkpoint,
-    match_model_path,
-    model_name,
-)
 from runtime.formats.chat.registry import get_chat_template
 from runtime.formats.chat.render import TextTemplate
 from runtime.formats.chat.template import ChatTemplate
@@ -114,7 +100,7 @@ class NoTemplate:
         raise TemplateError(
             f"the messages have turns, and this model has no chat template: {self.reason}",
             where="messages",
-            hint=f"start the engine with {WAYS_TO_CHOOSE}; or prompt it with plain text",
+            hint=f"start the engine with {matching.WAYS_TO_CHOOSE}; or prompt it with plain text",
         )
 
 
@@ -134,7 +120,7 @@ def choose_template(
     1. the `option`: a registered name, the path of a .jinja or .json file, Jinja text, Jinja texts by name;
     2. the checkpoint's own Jinja text (`name`: which of several named ones);
     3. a registered matching function for this path;
-    4. its marks: special tokens and model type, confirmed by its end tokens or names (match_checkpoint);
+    4. its marks: special tokens and model type, confirmed by its end tokens or names (see match_checkpoint);
     5. its name: as the user called it, its directory's, then `_name_or_path` of its config.json;
     6. none: turns are refused, with the reason.
 
@@ -152,22 +138,23 @@ def _choose(
     name: str | None,
     called: str | None,
 ) -> TemplateChoice:
-    config = _config(path)
+    file = path / "config.json"
+    config = Fields.read(file).values if file.is_file() else {}
     kind = _kind(config)
     if option is not None:
         # A text that cannot be parsed harms turns only: plain prompts need no template.
-        template = load_chat_template(
+        template = files.load_chat_template(
             option, variables=tokenizer.tokens, hf_chat_template_name=name, check=False
         )
         return TemplateChoice(
             "asked", _recognised(template, kind), f"chat_template={_short(option)}", template
         )
-    sources, file = _checkpoint_jinja(path, tokenizer)
+    sources, origin = _checkpoint_jinja(path, tokenizer)
     if sources:
-        named = named_templates(sources, tokenizer.tokens, name)
+        named = files.named_templates(sources, tokenizer.tokens, name)
         which = f"{name!r} of " if name is not None else ""
-        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{file}", named)
-    refuse_name(name, "the checkpoint")
+        return TemplateChoice("checkpoint jinja", _recognised(named, kind), f"{which}{origin}", named)
+    files.refuse_name(name, "the checkpoint")
     return _by_rules([called or str(path), str(path)], tokenizer, config, kind)
 
 
@@ -176,24 +163,24 @@ def _by_rules(
 ) -> TemplateChoice:
     """The template of a checkpoint without Jinja text."""
     for path in dict.fromkeys(paths):
-        registered = ask_functions(path)
+        registered = matching.ask_functions(path)
         if registered is not None:
             return _registered("model name", registered, f"a registered matching function says so of {path}")
     earlier = config.get("_name_or_path")
     names = list(
         dict.fromkeys([*paths, *([earlier] if isinstance(earlier, str) and earlier.strip() else [])])
     )
-    held = [token for token in sorted(mark_tokens()) if tokenizer.added_id(token) is not None]
+    held = [token for token in sorted(matching.mark_tokens()) if tokenizer.added_id(token) is not None]
     ends = [token for token in held if tokenizer.added_id(token) in tokenizer.eos]
-    marked = match_checkpoint(None, held, kind)
-    if match_checkpoint(None, held, kind, eos_tokens=ends, model_names=names) is not None and marked:
+    marked = matching.match_checkpoint(None, held, kind)
+    if matching.match_checkpoint(None, held, kind, eos_tokens=ends, model_names=names) is not None and marked:
         borne_out = f"generations end with {', '.join(ends)}" if ends else "a name says that it chats"
         return _registered("checkpoint marks", marked, f"its special tokens are this format's; {borne_out}")
     for known in names:
-        family = match_model_path(known)
+        family = matching.match_model_path(known)
         if family is not None:
-            return _registered("model name", family, f"a model called {model_name(known)!r}")
-    called = " or ".join(dict.fromkeys(repr(model_name(known)) for known in names))
+            return _registered("model name", family, f"a model called {matching.model_name(known)!r}")
+    called = " or ".join(dict.fromkeys(repr(matching.model_name(known)) for known in names))
     reason = f"the checkpoint has none of its own, and no rule knows a model called {called}"
     if marked is not None:
         reason += (
@@ -212,21 +199,15 @@ def _registered(source: Source, name: str, reason: str) -> TemplateChoice:
 
 def _checkpoint_jinja(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str]:
     """The checkpoint's Jinja texts by name, and their file: the tokenizer's, else a processor's."""
-    sources = find_chat_template(path, tokenizer.config)
+    sources = files.find_chat_template(path, tokenizer.config)
     if sources:
         file = "chat_template.jinja" if (path / "chat_template.jinja").is_file() else "tokenizer_config.json"
         return sources, file
     processor = path / _PROCESSOR_FILE
-    return (read_template_sources(processor) if processor.is_file() else {}), _PROCESSOR_FILE
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json"
-    return Fields.read(file).values if file.is_file() else {}
+    return (files.read_template_sources(processor) if processor.is_file() else {}), _PROCESSOR_FILE
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The model's type in config.json."""
     match config:
         case {"model_type": str(kind)} if kind:
             return kind
@@ -242,7 +223,7 @@ def _recognised(template: ChatTemplate | JinjaChatTemplate, kind: str) -> str | 
         return template.name
     sources = template.sources
     text = sources.get("default") or next(iter(sources.values()))
-    return match_checkpoint(text, (), kind)
+    return matching.match_checkpoint(text, (), kind)
 
 
 def _short(option: str | Mapping[str, str]) -> str:

@@ -1,7 +1,4 @@
-"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text. TextTable: the bytes of each id.
-
-Loads with the `tokenizers` library alone, neither transformers nor torch. Knows no templates and no requests.
-"""
+"""Tokenizer: a checkpoint's tokenizer.json, text -> ids and ids -> text. TextTable: the bytes of each id."""
 
 from __future__ import annotations
 
@@ -171,15 +168,13 @@ class Tokenizer:
             ) from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the checkpoint's begin-of-text id in front unless the text begins with it. No
-        end-of-text id is added: a prompt is continued."""
+        """Ids of `text`, with the begin-of-text id in front unless it begins with it; no end-of-text id."""
         ids = _ids(self._text, text)
         if not add_special_tokens or ids[: len(self._prefix)] == self._prefix:
             return ids
         return [*self._prefix, *ids]
 
     def count(self, text: str) -> int:
-        """The number of ids of `text` alone."""
         [encoding] = self._text.encode_batch_fast([_writable(text)], add_special_tokens=False)
         return len(encoding)
 
@@ -230,8 +225,7 @@ class Tokenizer:
         return ids
 
     def _as_written(self, text: str, ids: Sequence[int]) -> bool:
-        """Whether all control ids are written in the text. A normalizer may turn other text into one, such as
-        one in capital letters."""
+        """Whether all control ids are written in the text: a normalizer may turn other text into one."""
         marks = self._marks
         if marks is not None and len(text) > LONG:
             marks = narrow(self._known_marks, text)
@@ -290,8 +284,7 @@ class Tokenizer:
         return [token for text in texts if (token := self._text.token_to_id(text)) is not None]
 
     def _find_prefix(self) -> list[int]:
-        """The ids that the checkpoint puts before every text: its post-processor's, unless the config
-        overrules it."""
+        """The ids before every text: the post-processor's, unless the config overrules it."""
         bare: list[int] = self._text.encode("a", add_special_tokens=False).ids
         full: list[int] = self._text.encode("a", add_special_tokens=True).ids
         starts = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
@@ -307,8 +300,7 @@ class Tokenizer:
 
 
 def _ids(library: Any, text: str) -> list[int]:
-    """The ids of `text` alone. encode() holds the interpreter's lock; encode_batch_fast() releases it, but is
-    slower for short texts."""
+    """The ids of `text` alone. encode_batch_fast() releases the lock, but is slower for short texts."""
     if len(text) < LONG:
         ids: list[int] = library.encode(_writable(text), add_special_tokens=False).ids
     else:

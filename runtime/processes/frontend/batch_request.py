@@ -1,9 +1,8 @@
 """BatchRequest: one or many requests of a caller, each with an answer or an error of its own. Waiter: a
 coroutine that waits for their outputs.
 
-With several samples of a prompt, the prompt is computed first and alone (a request for no new tokens leaves
-it in the prefix cache), then its samples are sent. A BatchRequest does not wait itself: `notify` is called
-when there may be something to take.
+Of several samples of a prompt, the prompt is computed first and alone: a request for no new tokens leaves it
+in the prefix cache.
 """
 
 from __future__ import annotations
@@ -95,14 +94,12 @@ class BatchRequest:
 
     @property
     def has_more(self) -> bool:
-        """Whether take() has more to send, and should be called without waiting."""
         return bool(self._to_send)
 
     # -- driving it ------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """The slow part: types of all fields, templates and tokenising, once per prompt. The error of an item
-        is its answer."""
+        """Read, render and tokenise, once per prompt: slow. An item's error is its answer."""
         requests, self._requests = self._requests, ()  # not kept as long as this object
         match requests:
             case GenerateReqInput():
@@ -130,8 +127,7 @@ class BatchRequest:
                     self._items[sample] = fault
 
     def _check_size(self, job: Job, samples: int) -> None:
-        """Raise BadRequest for an answer that is sure to be too large: log-probabilities of the prompt, and
-        of the least number of new tokens."""
+        """Raise BadRequest for an answer whose log-probabilities are sure to be too large."""
         if self._budget.most is None:
             return
         for part in job.requests:
@@ -193,7 +189,6 @@ class BatchRequest:
         return min((left for left in times if left is not None), default=None)
 
     def expire(self) -> None:
-        """Answer the overdue requests."""
         for (is_commit, index), state in list(self._states.items()):
             if state.time_left() == 0:
                 self._fail(is_commit, index, state.overdue())
@@ -230,7 +225,6 @@ class BatchRequest:
         return range(prompt, len(self._items), self._prompts)
 
     def _commit(self, prompt: int) -> None:
-        """Send a request that computes the prompt only."""
         job, samples = self._jobs[prompt], [self._items[index] for index in self._samples(prompt)]
         item = next((one for one in samples if isinstance(one, SingleGenerateReq)), None)
         if item is None:  # all were cancelled meanwhile
@@ -285,7 +279,6 @@ class BatchRequest:
         return True
 
     def _take(self, is_commit: bool, index: int) -> None:
-        """Take the new output of a request."""
         state = self._states.get((is_commit, index))
         if state is None:
             return
@@ -400,8 +393,7 @@ class Waiter:
         self._waiting: asyncio.Future[None] | None = None
 
     def notifier(self, on_closed: Callable[[], None]) -> Callable[[], None]:
-        """A function that wakes the coroutine, from any thread; if its loop is closed, it calls
-        `on_closed`."""
+        """A function that wakes the coroutine from any thread, or calls `on_closed` if its loop is closed."""
 
         def notify() -> None:
             try:

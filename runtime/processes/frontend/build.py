@@ -10,13 +10,11 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.fields import Fields
 from runtime.config.model import ModelSpec
-from runtime.config.parts.vision import VisionSpec
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.table import tool_format_of
 from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint.model import Model, left_on, model_reasoning
-from runtime.processes.frontend.encoding import MOST_CHARACTERS
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.prepare import Preparer
 from runtime.processes.frontend.prompt import Limits
@@ -33,13 +31,11 @@ def build_tokenizer_manager(
     slots: int,
     outbox: Outbox,
     *,
-    name: str | None = None,
     served_name: str | None = None,
-    max_encode_chars: int = MOST_CHARACTERS,
-    max_answer_bytes: int | None = None,
+    **options: Any,
 ) -> TokenizerManager:
-    """slots: size of the KV pool. name: of this frontend among several. served_name: the model's name for
-    clients; None: that of its directory."""
+    """slots: size of the KV pool. served_name: the model's name for clients; None: that of its directory.
+    options: of TokenizerManager."""
     limits = Limits(
         model.spec.vocab_size,
         config.context(model.spec),
@@ -52,38 +48,23 @@ def build_tokenizer_manager(
         ),
         adapters=config.takes_adapters,
     )
-    marks = model_reasoning(config, model) if isinstance(model.spec, ModelSpec) else None
+    marks, vision = None, None
+    if isinstance(model.spec, ModelSpec):
+        marks, vision = model_reasoning(config, model), model.spec.vision
     preparer = Preparer(
         model.tokenizer,
         model.template_choice.renderer,
         limits,
         allow_control_tokens=config.allow_control_tokens,
-        pictures=_pictures(config, model),
+        pictures=None if vision is None else PictureReader(vision, config),
         completion_template=config.completion_template,
         marks=marks,
         thinks=left_on(model, marks),
     )
-    info = describe(config, model, limits, served_name)
-    return TokenizerManager(
-        preparer,
-        outbox,
-        name=name,
-        model=info,
-        max_encode_chars=max_encode_chars,
-        max_answer_bytes=max_answer_bytes,
-    )
-
-
-def _pictures(config: EngineConfig, model: Model) -> PictureReader | None:
-    match model.spec:
-        case ModelSpec(vision=VisionSpec() as vision):
-            return PictureReader(vision, config)
-        case _:
-            return None
+    return TokenizerManager(preparer, outbox, model=describe(config, model, limits, served_name), **options)
 
 
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:
-    """Facts about the served model."""
     spec, choice = model.spec, model.template_choice
     tool_parser, why = tool_parser_of(config, model)
     return ModelInfo(
@@ -132,8 +113,7 @@ def tool_parser_of(config: EngineConfig, model: Model) -> tuple[str | None, str]
 
 
 def default_sampling(path: Path) -> dict[str, Any]:
-    """The checkpoint's own sampling parameters: the numbers of generation_config.json. Raises ModelLoadError
-    for a broken file."""
+    """The sampling parameters in generation_config.json. Raises ModelLoadError for a broken file."""
     file = path / "generation_config.json"
     if not file.is_file():
         return {}

@@ -124,9 +124,5 @@ def _boundary(
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common beginning."""
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

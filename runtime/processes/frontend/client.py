@@ -1,7 +1,4 @@
-"""Client: on whose behalf the current task works, and Observer: what is notified of requests.
-
-The server sets both; the frontend, which knows no keys and no addresses, reports to them what requests cost.
-"""
+"""Client: on whose behalf the current task works, and Observer: what is notified of requests."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ class Client:
         """Count tokens that were read or generated for it. Called from any thread."""
 
     def headers(self) -> dict[str, str]:
-        """Response headers about its limits."""
         return {}
 
 
@@ -49,13 +45,11 @@ CLIENT: ContextVar[Client] = ContextVar("client", default=ANYONE)
 
 
 def flow_label(identity: str) -> str:
-    """An opaque label of the client with this identity."""
     return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 
 class ClientRequest:
-    """One request of a client. It counts as running until the task that answers it and the background tasks
-    that it started are done."""
+    """A request of a client: it runs until its task and the background tasks it started are done."""
 
     def __init__(self, client: Client) -> None:
         """Raises RateLimited."""
@@ -63,7 +57,6 @@ class ClientRequest:
         self._client, self._workers = client, 1
 
     def work_on(self) -> None:
-        """One more task works on it, and will call done()."""
         self._workers += 1
 
     def done(self) -> None:

@@ -18,8 +18,7 @@ _UNSERVED = (
 
 
 def prepare_embedding(preparer: Preparer, request: EmbeddingReqInput) -> Job:
-    """One item of a normalised request as ids, framed as the checkpoint's tokenizer frames a whole text.
-    Raises BadRequest and its kinds."""
+    """One item of a normalised request as ids, with the tokenizer's special tokens. Raises BadRequest."""
     limits = preparer.limits
     for name, why in _UNSERVED:
         if getattr(request, name) not in (None, [], [None]):

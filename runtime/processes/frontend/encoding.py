@@ -70,8 +70,7 @@ class EncodingPool:
         self.shares = Shares(most, "characters to be encoded", "max_encode_chars")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, called in the caller's context. size: its characters, roughly. Raises its
-        errors, QueueFull and BadRequest."""
+        """The result of `work`, in the caller's context. Raises its errors, QueueFull and BadRequest."""
         name, context = CLIENT.get().name, copy_context()
         self.shares.take(name, size)
         try:

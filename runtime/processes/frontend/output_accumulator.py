@@ -1,8 +1,6 @@
-"""OutputAccumulator: the deltas of one engine request added up, and their meta_info. VectorAccumulator: the
-vector of one text.
+"""OutputAccumulator: the deltas of one engine request added up, and their meta_info.
 
-A stream's accumulator is drained whenever its reader takes the new output, so that an event costs no more
-than it adds; other requests are added up to their end. Knows no threads and no queues.
+A stream's is drained whenever its reader takes the new output, so that an event costs no more than it adds.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 import msgspec
 
 from runtime.formats.reasoning.marks import ReasoningMarks
-from runtime.protocol.io_struct import EmbeddingOutput, SpecFigures, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.io_struct import SpecFigures, TokenizedGenerateReqInput, TokenOutput
 
 TokenText = Callable[[int], str]
 """A token id's own text."""
@@ -91,11 +89,22 @@ class OutputAccumulator:
         if delta.text:
             self._pieces.append(delta.text)
         if delta.replaced:
-            self._take_back(delta.replaced)
+            held = min(delta.replaced, len(self.ids))
+            self.total -= delta.replaced
+            self.replaced += delta.replaced - held
+            if held:
+                for entries in (self.ids, *self.lists.values()):
+                    del entries[-held:]
         self.ids += delta.new_ids
         self.total += len(delta.new_ids)
-        for name, entries in self.lists.items():
-            entries += self._entries(delta, name)
+        if lists := self.lists:
+            pairs = zip(delta.output_logprobs, delta.new_ids, strict=False)
+            lists["output_token_logprobs"] += [self._entry(logprob, token) for logprob, token in pairs]
+            lists["output_token_origins"] += delta.output_origins
+            if "output_top_logprobs" in lists:
+                lists["output_top_logprobs"] += self._many(delta.output_top_logprobs)
+            if "output_token_ids_logprobs" in lists:
+                lists["output_token_ids_logprobs"] += self._many(delta.output_token_ids_logprobs)
         if self.reasoning is not None:
             self.reasoning.feed(delta.text, delta.new_ids, delta.replaced)
         if delta.hidden_states:
@@ -105,28 +114,6 @@ class OutputAccumulator:
             self.scored = delta
         if delta.grammar is not None:
             self.grammar = msgspec.to_builtins(delta.grammar)
-
-    def _take_back(self, count: int) -> None:
-        held = min(count, len(self.ids))
-        self.total -= count
-        self.replaced += count - held
-        if held:
-            for entries in (self.ids, *self.lists.values()):
-                del entries[-held:]
-
-    def _entries(self, delta: TokenOutput, name: str) -> list[Any]:
-        match name:
-            case "output_token_logprobs":
-                return [
-                    self._entry(logprob, token)
-                    for logprob, token in zip(delta.output_logprobs, delta.new_ids, strict=False)
-                ]
-            case "output_token_origins":
-                return list(delta.output_origins)
-            case "output_top_logprobs":
-                return self._many(delta.output_top_logprobs)
-            case _:
-                return self._many(delta.output_token_ids_logprobs)
 
     def _entry(self, logprob: float | None, token: int | None) -> list[Any]:
         text = None if self._text_of is None or token is None else self._text_of(token)
@@ -193,27 +180,6 @@ class OutputAccumulator:
             if (positions := getattr(scored, name)) is not None:
                 meta[name] = [pairs or None for pairs in self._many(positions)]
         return meta
-
-
-class VectorAccumulator:
-    """The vector of one text, which comes as a whole; with the counters of an OutputAccumulator."""
-
-    total = 0
-
-    def __init__(self) -> None:
-        self.output: EmbeddingOutput | None = None
-
-    def add(self, output: EmbeddingOutput) -> None:
-        self.output = output
-
-    def counters(self) -> dict[str, Any]:
-        if self.output is None:
-            return {}
-        counts = {"prompt_tokens": self.output.prompt_tokens, "cached_tokens": self.output.cached_tokens}
-        return {**counts, **self.output.meta}
-
-    def finish_reason(self) -> dict[str, Any] | None:
-        return {"type": "stop"}
 
 
 def spec_meta(spec: SpecFigures | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runtime.processes.checkpoint.tokenizer import Tokenizer
@@ -19,18 +18,13 @@ def question(most: int, *, texts: bool) -> GetPrefixesReq:
 
 
 def with_texts(tree: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The scheduler's answer with the `text` of each node's first tokens in place of their ids; without a
-    tokenizer there are no texts."""
+    """The scheduler's answer with the `text` of each node in place of its ids, if there is a tokenizer."""
     for node in tree["nodes"]:
         ids = node.pop("ids", [])
         if tokenizer is not None:
-            node["text"] = b"".join(_bytes(tokenizer, ids)).decode("utf-8", "replace")
+            known = range(len(tokenizer.vocabulary))
+            pieces = tokenizer.text_table.bytes_of(ids, False)
+            text = b"".join(piece if id in known else PICTURE for id, piece in zip(ids, pieces, strict=True))
+            node["text"] = text.decode("utf-8", "replace")
             node["cut"] = node["tokens"] > len(ids)
     return tree
-
-
-def _bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[bytes]:
-    table = tokenizer.text_table
-    known = range(len(table.vocabulary))
-    for one in ids:
-        yield table.bytes_of([one], False)[0] if one in known else PICTURE

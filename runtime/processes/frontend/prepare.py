@@ -20,7 +20,6 @@ from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.choices import Option, scoring_requests
 from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.prompt import Limits, Prompt, PromptReader, is_default_length
 from runtime.protocol.control import no_adapters
 from runtime.protocol.errors import BadRequest
@@ -68,9 +67,9 @@ class Job:
 
 
 class Preparer:
-    """Thread safe; holds no state of requests. The arguments after `clock` are those of PromptReader; marks:
-    of the model's reasoning; thinks: whether a chat template with these variables leaves reasoning on without
-    a mark in its text."""
+    """Thread safe; holds no state of requests. marks: of the model's reasoning; thinks: whether a chat
+    template with these variables leaves reasoning on without a mark in its text; reading: options of
+    PromptReader."""
 
     def __init__(
         self,
@@ -79,23 +78,14 @@ class Preparer:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         *,
-        allow_control_tokens: bool = False,
-        pictures: PictureReader | None = None,
-        completion_template: str | None = None,
         marks: ReasoningMarks | None = None,
         thinks: Callable[[Mapping[str, Any]], bool] = lambda variables: False,
+        **reading: Any,
     ) -> None:
         self.tokenizer, self.limits = tokenizer, limits
         self.marks, self._thinks = marks, thinks
         self._clock = clock
-        self._prompts = PromptReader(
-            tokenizer,
-            template,
-            limits,
-            allow_control_tokens=allow_control_tokens,
-            pictures=pictures,
-            completion_template=completion_template,
-        )
+        self._prompts = PromptReader(tokenizer, template, limits, **reading)
         self._jumps = JumpPlanner(tokenizer.vocabulary, tokenizer.encode_plain)
         self._count = itertools.count()
 
@@ -314,16 +304,11 @@ class Preparer:
 
     def _sampling(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
         vocab = self.limits.vocab_size
-        for token in params.stop_token_ids:
-            if token >= vocab:
-                raise BadRequest(
-                    f"{token} is beyond the vocabulary of {vocab}", where="sampling_params.stop_token_ids"
-                )
-        for token in params.logit_bias:
-            if token >= vocab:
-                raise BadRequest(
-                    f"{token} is beyond the vocabulary of {vocab}", where="sampling_params.logit_bias"
-                )
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            for token in ids:
+                if token >= vocab:
+                    field = f"sampling_params.{name}"
+                    raise BadRequest(f"{token} is beyond the vocabulary of {vocab}", where=field)
         return self._with_template_stops(params, stop_str) if stop_str else params
 
     def _with_template_stops(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
@@ -365,8 +350,7 @@ class Preparer:
         for token in tokens:
             if not 0 <= token < self.limits.vocab_size:
                 raise BadRequest(
-                    f"{token} is not in the vocabulary of {self.limits.vocab_size}",
-                    where="token_ids_logprob",
+                    f"{token} is not in the vocabulary of {self.limits.vocab_size}", where="token_ids_logprob"
                 )
 
 

@@ -26,12 +26,7 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.images.pictures import (
-    PictureReader,
-    check_placeholders,
-    expand,
-    put_pictures,
-)
+from runtime.processes.frontend.images.pictures import PictureReader, check_placeholders, expand, put_pictures
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.messages import RAW_ROLE, ImageData, ImageInput, Message
 from runtime.protocol.requests.generate import SingleGenerateReq
@@ -192,7 +187,8 @@ class PromptReader:
             return Prompt(None, ids, images=images)
         most = max(self._limit * self._tokenizer.longest, at_least)
         if not self._truncates:
-            self._check_size(_size(request), _DROPPED * most if request.messages else most)
+            size = len(request.text or "") + len(request.suffix or "") + size_of_turns(request.messages or ())
+            self._check_size(size, _DROPPED * most if request.messages else most)
         text, media = request.text or "", Rendered("")
         stop_str: tuple[str, ...] = ()
         if request.messages is not None:
@@ -219,7 +215,6 @@ class PromptReader:
         return Prompt(text, ids, stop_str, images)
 
     def check_text(self, size: int, field: str) -> None:
-        """Raise PromptTooLong for a text of `size` characters if it cannot be few enough tokens."""
         self._check_size(size, self._limit * self._tokenizer.longest, field)
 
     def _check_size(self, size: int, most: int, field: str = "prompt") -> None:
@@ -400,13 +395,7 @@ class PromptReader:
         return self._limits.check_ids(ids)
 
 
-def _size(request: SingleGenerateReq) -> int:
-    """Characters of the texts of the prompt."""
-    return len(request.text or "") + len(request.suffix or "") + size_of_turns(request.messages or ())
-
-
 def size_of_turns(messages: Iterable[Message]) -> int:
-    """Characters of a conversation's texts."""
     size = 0
     for message in messages:
         size += len(message.reasoning_content or "") + sum(len(call.arguments) for call in message.tool_calls)
@@ -419,6 +408,5 @@ def size_of_turns(messages: Iterable[Message]) -> int:
 
 
 def has_media(messages: Iterable[Message]) -> bool:
-    """Whether a conversation has parts that are no text."""
     parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
     return any(part.get("type") != "text" for part in parts)

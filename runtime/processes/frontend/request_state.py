@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.processes.frontend.client import ANYONE, CLIENT, Begun, Observer
-from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulator, VectorAccumulator
+from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulator
 from runtime.processes.frontend.prepare import Job
 from runtime.protocol.errors import (
     Aborted,
@@ -86,7 +86,7 @@ class RequestState:
         self.rid = str(request.rid)
         self.began = time.monotonic()
         self.outputs: list[OutputAccumulator] = []
-        self.vector: VectorAccumulator | None = None
+        self.vector: EmbeddingOutput | None = None
         if isinstance(request, SingleGenerateReq):
             self._budget = budget if budget is not None and budget.most is not None else None
             text_of = facts.text_of if request.return_text_in_logprobs else None
@@ -95,7 +95,7 @@ class RequestState:
                 OutputAccumulator(part, text_of, facts.boundary(part, is_chat)) for part in job.requests
             ]
         else:
-            self._budget, self.stream, self.vector = None, False, VectorAccumulator()
+            self._budget, self.stream = None, False
         self.fault: RuntimeFault | None = None
         self.index = {part.rid: at for at, part in enumerate(job.parts)}
         self.open = set(self.index)
@@ -137,8 +137,8 @@ class RequestState:
                 before = part.total
                 part.add(output)
                 count = part.total - before
-            elif self.vector is not None:
-                self.vector.add(output)
+            else:
+                self.vector = output
             if output.finish is not None or isinstance(output, EmbeddingOutput):
                 self.open.discard(output.rid)
             if output.finish is not None and output.finish.type == "abort" and self.fault is None:
@@ -183,22 +183,18 @@ class RequestState:
         is none. Raises the fault."""
         with self._lock:
             if self.fault is not None:
-                raise self._failure(self.fault)
+                fault = again(self.fault)
+                if isinstance(fault, Aborted) and self.outputs and not self.job.options:
+                    fault.partial = self._answer(self.outputs[0])
+                raise fault
             if not self._changed or (self.open and not self.stream):
                 return None
             self._changed = False
             if self.vector is not None:
-                return self._vector(self.vector.output)
+                return self._answer_of(self.vector)
             if self.job.options:
                 return None if self.open else self._scores()
             return self._answer(self.outputs[0])
-
-    def _failure(self, fault: RuntimeFault) -> RuntimeFault:
-        """The fault for the caller. That of a cancellation contains the output so far."""
-        fresh = again(fault)
-        if isinstance(fresh, Aborted) and self.outputs and not self.job.options:
-            fresh.partial = self._answer(self.outputs[0])
-        return fresh
 
     def time_left(self) -> float | None:
         return None if self._due is None else max(0.0, self._due - time.monotonic())
@@ -242,13 +238,12 @@ class RequestState:
         part.drain()
         return delta
 
-    def _vector(self, output: EmbeddingOutput | None) -> EmbeddingOutput | None:
-        if output is not None:
-            output.rid = self.rid
-            output.meta = {**output.meta, "e2e_latency": self._elapsed()}
-            if self._hides_cached:
-                output.cached_tokens = 0
-        return output
+    def _answer_of(self, vector: EmbeddingOutput) -> EmbeddingOutput:
+        vector.rid = self.rid
+        vector.meta = {**vector.meta, "e2e_latency": self._elapsed()}
+        if self._hides_cached:
+            vector.cached_tokens = 0
+        return vector
 
     def _scores(self) -> OutputDelta:
         """All options' scores. Counters are sums over the requests of all options."""
@@ -276,7 +271,10 @@ class RequestState:
         return OutputDelta(text="", output_ids=[], meta=meta, choices=choices)
 
     def _summed(self) -> dict[str, Any]:
-        counters = [part.counters() for part in (self.outputs if self.vector is None else [self.vector])]
+        counters = [part.counters() for part in self.outputs]
+        if (vector := self.vector) is not None:
+            counts = {"prompt_tokens": vector.prompt_tokens, "cached_tokens": vector.cached_tokens}
+            counters.append(counts | vector.meta)
         totals: dict[str, Any] = {name: sum(one.get(name, 0) for one in counters) for name in _SUMMED}
         for name in ("queue_time", "first_token_latency"):
             totals[name] = max(one.get(name, 0.0) for one in counters)
@@ -309,8 +307,8 @@ class RequestState:
             return
         meta: dict[str, Any] = {}
         if self.fault is None:
-            part = self.outputs[0] if self.vector is None else self.vector
-            meta = {"finish_reason": part.finish_reason(), **self._summed()}
+            reason = self.outputs[0].finish_reason() if self.outputs else {"type": "stop"}
+            meta = {"finish_reason": reason, **self._summed()}
         for observer in self._observers:
             if self.fault is None:
                 observer.on_finish(self._begun, meta, self._elapsed())

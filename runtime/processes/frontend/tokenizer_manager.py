@@ -11,15 +11,15 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, closing, contextmanager
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.ipc.mailbox import MailboxClosed, Outbox
-from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
+from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.processes.frontend.batch_request import (
     BatchRequest,
     Item,
@@ -82,10 +82,12 @@ class TokenizerManager:
         self._states: dict[str, RequestState] = {}
         self._requests: dict[str, RequestState] = {}
         self._batches: dict[int, BatchRequest] = {}
-        self._controls: dict[str, _Control] = {}
+        self._controls: dict[str, Future[ControlOutput]] = {}
         self._observers = tuple(observers)
         self.encoding = EncodingPool(max_encode_chars)
-        self._dead: RuntimeFault | None = None
+        self.tokenizer, self.reasoning = preparer.tokenizer, preparer.marks
+        self.fault: RuntimeFault | None = None
+        """Why the engine is dead; None while it lives."""
         self.messages = 0
         """Messages received from the engine: it grows while the engine works."""
 
@@ -93,15 +95,6 @@ class TokenizerManager:
     def live(self) -> int:
         """Requests whose callers wait."""
         return len(self._requests)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._preparer.tokenizer
-
-    @property
-    def reasoning(self) -> ReasoningMarks | None:
-        """The marks of the model's reasoning; None if none are known."""
-        return self._preparer.marks
 
     @property
     def hides_reasoning(self) -> bool:
@@ -118,11 +111,6 @@ class TokenizerManager:
         if self._model is None:
             raise EngineDead("this TokenizerManager was not given the model's facts")
         return self._model
-
-    @property
-    def fault(self) -> RuntimeFault | None:
-        """Why the engine is dead; None while it lives."""
-        return self._dead
 
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
         """The ids of a request's prompt. Raises BadRequest and its kinds."""
@@ -143,7 +131,7 @@ class TokenizerManager:
     ) -> AsyncGenerator[OutputDelta, None]:
         """The deltas; the last one has a `finish_reason` in its meta. Leaving early (aclose) aborts the
         request. cumulative: each output holds all so far."""
-        async with aclosing(self._stream_batch([request], True, cumulative)) as outcomes:
+        async with aclosing(self.stream_batch([request], cumulative=cumulative)) as outcomes:
             async for _, outcome in outcomes:
                 yield _raised(outcome)
 
@@ -162,16 +150,9 @@ class TokenizerManager:
     async def submit_batch(self, request: Requests) -> list[Outcome]:
         """Answers of all items (with several samples p1, p2, ..., p1, p2, ...), or an item's error in place
         of its answer. Cancelling the task aborts them all. A sequence is a batch of single requests."""
-        async with aclosing(self._stream_batch(request, False)) as outcomes:
+        async with aclosing(self.stream_batch(request, stream=False)) as outcomes:
             by_index = {index: outcome async for index, outcome in outcomes}
         return [by_index[index] for index in range(len(by_index))]
-
-    def stream_batch(
-        self, request: GenerateReqInput, *, cumulative: bool = False
-    ) -> AsyncGenerator[tuple[int, Outcome], None]:
-        """(item, its delta) as they come; each item's last is one with a finish_reason, or an error. Leaving
-        early (aclose) aborts the unfinished items. cumulative: each output holds all so far."""
-        return self._stream_batch(request, True, cumulative)
 
     def batch(self, request: Requests) -> list[Outcome]:
         """submit_batch() for threads: blocks."""
@@ -193,9 +174,12 @@ class TokenizerManager:
                     batch.expire()
                 event.clear()
 
-    async def _stream_batch(
-        self, request: Requests, stream: bool, cumulative: bool = False
+    async def stream_batch(
+        self, request: Requests, *, stream: bool = True, cumulative: bool = False
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
+        """(item, its delta) as they come; each item's last is one with a finish_reason, or an error. Leaving
+        early (aclose) aborts the unfinished items. cumulative: each output holds all so far. Without
+        `stream` each item comes once, whole."""
         waiter = Waiter()
         with self._batch(request, stream, cumulative) as batch:
             size = characters_of(request)
@@ -218,8 +202,12 @@ class TokenizerManager:
     @contextmanager
     def _batch(self, request: Requests, stream: bool, cumulative: bool) -> Iterator[BatchRequest]:
         self._check_alive()
-        if not isinstance(request, EmbeddingReqInput):
-            self._check_generates()
+        vectors = isinstance(request, EmbeddingReqInput)
+        if not vectors and self._model is not None and not self._model.is_generation:
+            raise BadRequest(
+                f"{self._model.served_name} computes vectors and does not generate", where="model",
+                hint="use the embedding endpoints",
+            )  # fmt: skip
         if not isinstance(request, Sequence):
             request.normalize_batch_and_arguments()
         batch = BatchRequest(
@@ -244,13 +232,11 @@ class TokenizerManager:
     # -- vectors ---------------------------------------------------------------------------------------------
 
     async def embed(self, request: EmbeddingReqInput) -> list[EmbeddingOutput | RuntimeFault]:
-        """One vector per item, in order, or its error. The error of a single item is raised. Cancelling the
-        task aborts."""
-        return _single_raises(request, await self.submit_batch(request))
-
-    def vectors(self, request: EmbeddingReqInput) -> list[EmbeddingOutput | RuntimeFault]:
-        """embed() for threads: blocks."""
-        return _single_raises(request, self.batch(request))
+        """submit_batch() of vectors; but the error of a single item is raised."""
+        outcomes: list[Any] = await self.submit_batch(request)
+        if request.is_single and isinstance(outcomes[0], RuntimeFault):
+            raise outcomes[0]
+        return outcomes
 
     # -- control ---------------------------------------------------------------------------------------------
 
@@ -277,36 +263,35 @@ class TokenizerManager:
 
     def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """Send a control verb and wait for its answer. Raises DeadlineExceeded, EngineDead."""
-        event = threading.Event()
-        with self._sent(request, event.set) as control:
-            return self._answer(control, event.wait(timeout), timeout)
+        with self._sent(request) as answer:
+            try:
+                return answer.result(timeout)
+            except TimeoutError:
+                raise _no_answer(timeout) from None
 
     async def control_async(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """The same for event loops."""
-        waiter = Waiter()
-        with self._sent(request, waiter.notifier(lambda: None)) as control:
-            return self._answer(control, await waiter.wait(timeout), timeout)
+        with self._sent(request) as answer:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await asyncio.wrap_future(answer)
+            except TimeoutError:
+                raise _no_answer(timeout) from None
 
     @contextmanager
-    def _sent(self, request: SingleReq, notify: Callable[[], None]) -> Iterator[_Control]:
-        control = _Control(notify)
+    def _sent(self, request: SingleReq) -> Iterator[Future[ControlOutput]]:
+        """The answer to come."""
+        answer: Future[ControlOutput] = Future()
         request.http_worker_ipc = self._name
         with self._lock:
             self._check_alive()
-            self._controls[request.rid] = control
+            self._controls[request.rid] = answer
         try:
             self._post(request)
-            yield control
+            yield answer
         finally:
             with self._lock:
                 self._controls.pop(request.rid, None)
-
-    def _answer(self, control: _Control, in_time: bool, timeout: float) -> ControlOutput:
-        if not in_time:
-            raise DeadlineExceeded(f"the scheduler did not answer within {timeout:g} s")
-        if control.output is None:
-            raise self._engine_dead()
-        return control.output
 
     # -- the engine's side -----------------------------------------------------------------------------------
 
@@ -319,10 +304,9 @@ class TokenizerManager:
                 self._handle_outputs(item)
             case ControlOutput():
                 with self._lock:
-                    control = self._controls.get(item.rid)
-                if control is not None:
-                    control.output = item
-                    control.notify()
+                    answer = self._controls.pop(item.rid, None)
+                if answer is not None and answer.set_running_or_notify_cancel():
+                    answer.set_result(item)
             case GroupFailed():
                 self.fail_all(EngineDead(item.message, where=item.where, hint="send the request again"))
 
@@ -341,14 +325,15 @@ class TokenizerManager:
     def fail_all(self, fault: RuntimeFault) -> None:
         """The engine is dead: all requests, also later ones, fail with `fault`."""
         with self._lock:
-            self._dead = self._dead or fault
+            self.fault = self.fault or fault
             states = list(self._requests.values())
-            controls = list(self._controls.values())
+            controls, self._controls = self._controls, {}
         for state in states:
             state.fail(fault)
             state.notify()
-        for control in controls:
-            control.notify()
+        for answer in controls.values():
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(self._engine_dead())
 
     # -- for batches ---------------------------------------------------------------------------------------
 
@@ -383,8 +368,6 @@ class TokenizerManager:
         state.leave()
         # A request that failed here may still run there.
         self._abort_all(list(state.open) if state.fault is None else list(state.index))
-
-    # -- within ----------------------------------------------------------------------------------------------
 
     def _send(self, state: RequestState) -> None:
         parts, deadline = state.job.parts, state.job.deadline
@@ -428,19 +411,12 @@ class TokenizerManager:
         except MailboxClosed:
             raise self._engine_dead() from None
 
-    def _check_generates(self) -> None:
-        if self._model is not None and not self._model.is_generation:
-            raise BadRequest(
-                f"{self._model.served_name} computes vectors and does not generate", where="model",
-                hint="use the embedding endpoints",
-            )  # fmt: skip
-
     def _check_alive(self) -> None:
-        if self._dead is not None:
+        if self.fault is not None:
             raise self._engine_dead()
 
     def _engine_dead(self) -> RuntimeFault:
-        return EngineDead("the engine was closed") if self._dead is None else again(self._dead)
+        return EngineDead("the engine was closed") if self.fault is None else again(self.fault)
 
 
 def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
@@ -458,18 +434,8 @@ def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
     return Facts(text_of, decode, preparer.marks, model.force_reasoning, model.weight_version)
 
 
-class _Control:
-    """A control verb that waits for its answer; notified without one, the engine is dead."""
-
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self.notify = notify
-        self.output: ControlOutput | None = None
-
-
-def _single_raises(request: EmbeddingReqInput, outcomes: list[Any]) -> list[EmbeddingOutput | RuntimeFault]:
-    if request.is_single and isinstance(outcomes[0], RuntimeFault):
-        raise outcomes[0]
-    return outcomes
+def _no_answer(timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the scheduler did not answer within {timeout:g} s")
 
 
 def _raised(outcome: Outcome) -> OutputDelta:

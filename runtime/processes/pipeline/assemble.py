@@ -15,7 +15,6 @@ from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.pooling import Pooling
 from runtime.disagg.assemble import open_peers, stage_of
-from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
@@ -35,8 +34,7 @@ from runtime.scheduler.scheduler import Scheduler
 def assemble(
     config: EngineConfig, model: Model, load: Callable[[], Loaded], inbox: Inbox, outbox: Outbox
 ) -> tuple[SchedulerProcess, int]:
-    """The process, not running yet, and the KV pool's slots (for an encoder: the tokens of one step). Raises
-    the errors of `load`."""
+    """The process and the KV pool's slots (encoders: tokens of a step). Raises the errors of `load`."""
     pooling = config.pooling_of(model.path, model.spec)
     loaded = load()
     try:
@@ -53,12 +51,7 @@ def assemble(
 
 
 def _encoder(
-    config: EngineConfig,
-    spec: EncoderSpec,
-    pooling: Pooling,
-    loaded: Loaded,
-    inbox: Inbox,
-    outbox: Outbox,
+    config: EngineConfig, spec: EncoderSpec, pooling: Pooling, loaded: Loaded, inbox: Inbox, outbox: Outbox
 ) -> tuple[SchedulerProcess, int]:
     if config.disaggregation_mode != "null":
         raise BadRequest(
@@ -106,7 +99,11 @@ def _decoder(
         cache_size=config.grammar_cache_size,
         cache_bytes=config.grammar_cache_mb << 20,
     )
-    marks = model_reasoning(config, model)
+    marks, end = model_reasoning(config, model), None
+    if marks is not None and marks.close_ids:
+        end = ReasoningEnd(ids=(marks.close_ids,), inside=marks.inside_ids)
+    elif marks is not None:
+        end = ReasoningEnd(texts=(marks.close,), inside=marks.inside_ids)
     vectors = Vectors(pooling, width=spec.hidden_size)
     with ExitStack() as on_failure:
         peers = open_peers(config, loaded.kv_memory, 2 * config.max_running_requests)
@@ -119,7 +116,7 @@ def _decoder(
             encode=model.tokenizer.encode_plain,
             grammar=grammar,
             verify_params=runner.verify,
-            reasoning=None if marks is None else _reasoning(model, marks),
+            reasoning=None if end is None else Reasoning(model.tokenizer.vocabulary, end),
             stage=stage_of(config, peers),
             adapters=_adapters(config, runner),
             images=None
@@ -140,11 +137,3 @@ def _adapters(config: EngineConfig, store: Runner) -> AdapterRegistry | None:
     return AdapterRegistry(
         store, config.runner().adapters, per_batch=config.max_loras_per_batch, at_most=config.max_loaded_loras
     )
-
-
-def _reasoning(model: Model, marks: ReasoningMarks) -> Reasoning:
-    if marks.close_ids:
-        end = ReasoningEnd(ids=(marks.close_ids,), inside=marks.inside_ids)
-    else:
-        end = ReasoningEnd(texts=(marks.close,), inside=marks.inside_ids)
-    return Reasoning(model.tokenizer.vocabulary, end)

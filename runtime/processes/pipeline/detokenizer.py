@@ -60,19 +60,6 @@ class IncrementalText:
         self._first_token = at_start and table.lead_token
         self._unfinished = b""
         self._held = ""
-        self._pieces: list[str] = []
-        self._size = 0
-
-    def __len__(self) -> int:
-        """Characters shown so far."""
-        return self._size
-
-    @property
-    def text(self) -> str:
-        """All text shown so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
 
     def feed(
         self,
@@ -95,20 +82,18 @@ class IncrementalText:
             shown_ids = new_ids[:-1]
         fresh = self._take_back(shown_ids, replaced)[skip:]
         self.ids.extend(new_ids)
-        decoded, self._unfinished = _decode(
-            self._unfinished + fresh, final=finished, each_byte=self._table.each_byte
-        )
+        data, errors = self._unfinished + fresh, EACH_BYTE if self._table.each_byte else "replace"
+        # Bytes of a character that may go on are kept: at most 3, none at the end.
+        decoded, used = codecs.utf_8_decode(data, errors, finished)
+        self._unfinished = data[used:]
         held = self._held + decoded
         hold = self._read_on(held, decoded)
         if finished:
-            show, self._held = held[: self._end(held, matched, self._size_of_last(shown_ids))], ""
-        else:
-            at = len(held) - max(hold, _may_begin(held, self._stop))
-            show, self._held = held[:at], held[at:]
-        if show:
-            self._pieces.append(show)
-            self._size += len(show)
-        return show
+            self._held = ""
+            return held[: self._end(held, matched, self._size_of_last(shown_ids))]
+        at = len(held) - max(hold, _may_begin(held, self._stop))
+        self._held = held[at:]
+        return held[:at]
 
     def _read_on(self, held: str, decoded: str) -> int:
         """How many of the last characters may belong to a match of a stop regex."""
@@ -163,12 +148,6 @@ class IncrementalText:
         return data
 
 
-def _decode(data: bytes, *, final: bool, each_byte: bool) -> tuple[str, bytes]:
-    """Text of `data`, and the bytes of a character that may go on (at most 3, none when final)."""
-    text, used = codecs.utf_8_decode(data, EACH_BYTE if each_byte else "replace", final)
-    return text, data[used:]
-
-
 def _may_begin(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of `text` that is a beginning (not the whole) of a stop string."""
     longest = 0
@@ -199,9 +178,7 @@ class DetokenizerManager:
                 self._begin(request, outputs)
             for delta in batch.outputs:
                 self._feed(delta, outputs)
-        if not outputs:
-            return None
-        return BatchStrOutput(rids=[output.rid for output in outputs], outputs=outputs).with_spec()
+        return BatchStrOutput.of(outputs) if outputs else None
 
     def _begin(self, request: TextRequest, outputs: list[TokenOutput]) -> None:
         if len(self._texts) >= self._max_states:

@@ -63,7 +63,7 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
     """The pipeline around any runner. `load_runner` is called in the scheduler's thread."""
     requests, outputs = Address.memory(), Address.memory()
     worker = _Worker(config, model, load_runner, requests.inbox(), outputs.outbox())
-    worker.start()
+    worker.thread.start()
     slots = worker.wait_ready(config.load_timeout_s)
     manager = build_tokenizer_manager(config, model, slots, requests.outbox())
     detokenizer = DetokenizerManager(model.tokenizer.text_table)
@@ -102,9 +102,6 @@ class _Worker:
         self._process: SchedulerProcess | None = None
         self.cause: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="sglang-dsl-scheduler", daemon=True)
-
-    def start(self) -> None:
-        self.thread.start()
 
     def wait_ready(self, timeout: float) -> int:
         """The KV pool's slots, once the model is loaded. Raises the errors of loading."""
@@ -151,8 +148,7 @@ class _Worker:
 
 
 class _Reader:
-    """The detokeniser's thread: ids in, text to the frontend. It notices when the scheduler stops or
-    hangs."""
+    """The detokeniser's thread. It notices when the scheduler stops or hangs."""
 
     def __init__(
         self,

@@ -24,10 +24,6 @@ one or two milliseconds, and sending it to another process a tenth of one."""
 log = logging.getLogger(__name__)
 
 
-def _never(act: Callable[[RuntimeFault], None]) -> None:
-    """on_death of a runner in this process."""
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A runner, ready. beside: whether it computes outside this process, or on a GPU. on_death: registers a
@@ -37,13 +33,12 @@ class Loaded:
     runner: Runner | TextRunner
     beside: bool = False
     profiler: Profiler | None = None
-    on_death: Callable[[Callable[[RuntimeFault], None]], None] = _never
+    on_death: Callable[[Callable[[RuntimeFault], None]], None] = lambda act: None
     kv_memory: KVMemory | None = None
 
 
 def load_runner(config: EngineConfig, model: Model) -> Loaded:
-    """The model's weights, ready to run. Raises ModelLoadError and BadRequest; EngineDead when its process
-    ends meanwhile."""
+    """Raises ModelLoadError and BadRequest; EngineDead when its process ends meanwhile."""
     match model.spec:
         case EncoderSpec() as spec:
             pooling = config.pooling_of(model.path, spec)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from runtime.engine.follower import LogLine
-from runtime.ipc.address import Address
 from runtime.processes.pipeline.before_start import describe_exit, for_children
 from runtime.protocol.errors import InternalFault
 
@@ -28,12 +27,10 @@ class RankProcess:
     def __init__(self, name: str, files: Sequence[int], on_end: Callable[[RankProcess], None]) -> None:
         """Start it. files: descriptors of its mailbox, the masks and, optionally, its KV pool. on_end is
         called from another thread when it has ended. Raises InternalFault."""
-        end, masks, kv = (*files, -1)[:3]
-        arguments = [Address.fd(end).url, str(masks), str(kv)]
         self.name, self._on_end = name, on_end
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.engine.follower", *arguments],
+                [sys.executable, "-P", "-m", "runtime.engine.follower", *map(str, (*files, -1)[:3])],
                 stdin=subprocess.PIPE,  # it ends when this end of it is closed
                 stdout=subprocess.PIPE,
                 bufsize=0,

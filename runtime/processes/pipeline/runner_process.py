@@ -28,22 +28,12 @@ from runtime.config.shards import check_ranks
 from runtime.disagg.transfer.memory import ArrayMemory, JoinedMemory, KVMapping, KVMemory
 from runtime.engine.follower import FROM_RUNNER, TO_RUNNER, Failed, Ready, Start
 from runtime.engine.sampling.logit_processors import PROCESSORS, Processors
+from runtime.ipc import plans
 from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, Outbox
-from runtime.ipc.plans import (
-    Answer,
-    Done,
-    Failure,
-    Finish,
-    Launch,
-    MaskWriter,
-    Order,
-    PlanWriter,
-    Result,
-    call,
-)
+from runtime.ipc.plans import Failure, MaskWriter, PlanWriter, Result, call
 from runtime.ipc.ranks import Ranks
-from runtime.plan import Adapter, Image, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, StepPlan, StepResult, TokenMask
 from runtime.processes.pipeline.rank_process import RankProcess
 from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import (
@@ -92,7 +82,7 @@ class RunnerProcess:
         self._death_callbacks: list[Callable[[RuntimeFault], None]] = []
         self._lock = threading.Lock()
         self._plans = PlanWriter()
-        self._launched: tuple[StepPlan, Launch] | None = None
+        self._launched: tuple[StepPlan, plans.Launch] | None = None
         self._early: Result | Failure | None = None  # a result that came before the answer to a call
         self._masks = MaskWriter()
         self._kv_files = [os.memfd_create("kv") for _ in range(self._size if self._config.shared_kv else 0)]
@@ -116,27 +106,14 @@ class RunnerProcess:
                 search=tuple(os.path.abspath(folder) for folder in sys.path),
             )
             ranks = self._load(start, load_timeout_s)
-            self._ready = ranks[0]
+            self.slots, self.vocab_size, self.device = ranks[0].slots, ranks[0].vocab_size, ranks[0].device
             self.kv_memory = self._map([one.kv for one in ranks])
         except BaseException:
             self._kill()
             self.close()
             raise
-        if self._ready.device == "cpu":
+        if self.device == "cpu":
             self._remove_folder()  # gloo's ranks have connected; NCCL's may still need it
-
-    @property
-    def slots(self) -> int:
-        return self._ready.slots
-
-    @property
-    def vocab_size(self) -> int:
-        return self._ready.vocab_size
-
-    @property
-    def device(self) -> str:
-        """The kind of device the model computes on: cpu or cuda."""
-        return self._ready.device
 
     @property
     def pid(self) -> int:
@@ -158,8 +135,7 @@ class RunnerProcess:
             act(dead)
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest for an unknown logit processor, one that cannot use its parameters, and parameters
-        that cannot be sent."""
+        """Raise BadRequest for parameters that no logit processor takes, or that cannot be sent."""
         name = params.custom_logit_processor
         target = None if name is None else PROCESSORS.target(name)
         try:
@@ -186,8 +162,7 @@ class RunnerProcess:
         return launched is None or self._dead is not None or self._masks.ended == launched[1].number
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
-        """Raises DeadlineExceeded after step_timeout_s (and kills the process), InternalFault for a wrong
-        plan, a failed pass, or an ended process."""
+        """Raises DeadlineExceeded after step_timeout_s, InternalFault for a failed pass or ended process."""
         launched, self._launched = self._launched, None
         if launched is None:
             raise InternalFault("finish() without launch()", where="runner")
@@ -204,19 +179,12 @@ class RunnerProcess:
                 and plan.rows[index].sampling.custom_logit_processor is not None
             ]
             positions = self._masks.write(masks, processed)
-            self._send(Finish(sent.number, positions, self._masks.size))
+            self._send(plans.Finish(sent.number, positions, self._masks.size))
         match self._result(sent, until):
             case Result(_, result):
                 return result
             case Failure(_, error):
                 raise from_dict(error)
-
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        self._check_between_steps("copy_slots")
-        for source, target in pairs:
-            if source.length != target.length:
-                raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
-        self._ask(call("copy_slots", tuple(pairs)))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Every rank loads its part. Raises AdapterError; then no rank keeps it."""
@@ -243,7 +211,6 @@ class RunnerProcess:
         self._ask(call("update_weights", path))
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
-        """On all ranks."""
         self._check_between_steps("release_memory")
         self._ask(call("release_memory", tuple(parts)))
 
@@ -260,8 +227,7 @@ class RunnerProcess:
         return self._ask(call("stop_profile"))
 
     def call(self, name: str, request: SingleReq) -> dict[str, Any]:
-        """Carry out a runner verb of runtime.protocol.control on every rank; returns rank 0's answer. Raises
-        its errors."""
+        """Carry out a runner verb on every rank; returns rank 0's answer. Raises its errors."""
         return self._ask(call(name, request))
 
     recording = False
@@ -270,8 +236,7 @@ class RunnerProcess:
         """The process counts its steps itself."""
 
     def close(self) -> None:
-        """End the processes, by closing their mailboxes, or by force after CLOSE_S. May be called more than
-        once."""
+        """End the processes, by force after CLOSE_S. May be called more than once."""
         with self._lock:
             again, self._closing = self._closing, True
             if self._dead is None:
@@ -291,8 +256,6 @@ class RunnerProcess:
         for file in self._kv_files:
             os.close(file)
         self._remove_folder()
-
-    # -- within ----------------------------------------------------------------------------------------------
 
     def _check_between_steps(self, name: str) -> None:
         if self._launched is not None:
@@ -349,7 +312,7 @@ class RunnerProcess:
                     )
         return reports
 
-    def _send_plan(self, plan: StepPlan, *, at_once: bool) -> Launch:
+    def _send_plan(self, plan: StepPlan, *, at_once: bool) -> plans.Launch:
         order = self._plans.write(plan, at_once=at_once)
         try:
             self._send(order)
@@ -358,7 +321,7 @@ class RunnerProcess:
             raise InternalFault(f"the plan cannot be sent: {error}", where="runner") from error
         return order
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: plans.Order) -> None:
         if self._dead is not None:
             raise self._engine_dead()
         try:
@@ -368,20 +331,20 @@ class RunnerProcess:
         except EngineDead:
             raise self._engine_dead() from None
 
-    def _ask(self, order: Order) -> dict[str, Any]:
+    def _ask(self, order: plans.Order) -> dict[str, Any]:
         """Send a call and wait for its answer, which comes after that of a pass under way."""
         self._send(order)
         until = time.monotonic() + self._config.step_timeout_s
         while True:
             match self._receive(until):
-                case Done(data):
+                case plans.Done(data):
                     return data
                 case Failure(-1, error):
                     raise from_dict(error)
                 case Result() | Failure() as early:
                     self._early = early
 
-    def _result(self, sent: Launch, until: float) -> Result | Failure:
+    def _result(self, sent: plans.Launch, until: float) -> Result | Failure:
         early, self._early = self._early, None
         if early is not None and early.number == sent.number:
             return early
@@ -392,7 +355,7 @@ class RunnerProcess:
                 case other:
                     log.error("the model's process gave an answer to nothing: %s", type(other).__name__)
 
-    def _receive(self, until: float) -> Answer:
+    def _receive(self, until: float) -> plans.Answer:
         """Rank 0's answer, once all ranks have answered; or a failure of one of them."""
         if self._dead is not None:
             raise self._engine_dead()
@@ -409,7 +372,7 @@ class RunnerProcess:
             ) from error
         failures = sorted((one for one in answers if isinstance(one, Failure)), key=_lost_others)
         if not failures:
-            return cast("Answer", answers[0])
+            return cast("plans.Answer", answers[0])
         if _lost_others(failures[0]):  # all ranks live, and have lost one another
             self._kill()
         return failures[0]

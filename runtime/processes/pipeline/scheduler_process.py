@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from runtime.disagg.peers import Peers
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox, send_one_by_one
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.deferred_verbs import LOOK_S
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.verbs import Profiler, Verbs, as_fault
+from runtime.protocol import io_struct
+from runtime.protocol.control import PrecompileReq
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
-from runtime.protocol.io_struct import (
-    AbortReq,
-    BatchEmbeddingOutput,
-    BatchStrOutput,
-    BatchTokenIDOutput,
-    BatchTokenizedGenerateReqInput,
-    EmbeddingOutput,
-    SingleReq,
-    TextRequest,
-    TokenizedEmbeddingReqInput,
-    TokenizedGenerateReqInput,
-    TokenOutput,
-)
+from runtime.protocol.io_struct import EmbeddingOutput, TokenizedGenerateReqInput, TokenOutput
 from runtime.scheduler.embedding_scheduler import EmbeddingScheduler
 from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
@@ -46,14 +35,15 @@ AWAITED_S = 0.016
 """The same while requests wait for other engines."""
 PAUSED_S = 0.05
 """The same while generation is paused."""
+LOOK_S = 0.005
+"""The same while only constraints are compiled ahead."""
 LOST_S = 0.5
 """How soon the loss of the runner is noticed."""
 MAX_FAULTS_IN_A_ROW = 3
 
 
 class SchedulerProcess:
-    """`run()` until the inbox is closed. Other threads may read `stalled_s`, and set `closed_because` before
-    they close the inbox."""
+    """Other threads may read `stalled_s`, and set `closed_because` before they close the inbox."""
 
     def __init__(
         self,
@@ -74,7 +64,7 @@ class SchedulerProcess:
         self._peers, self._awaited_s = peers, 0.0
         self._loop = loop_of(scheduler, runner)
         self._vectors = vectors or Vectors()
-        self._begun: list[TextRequest] = []
+        self._begun: list[io_struct.TextRequest] = []
         self._live: dict[str, str | None] = {}  # rid -> its frontend
         self._verbs = Verbs(
             scheduler, runner, grammar, outbox.send, clock, self._live,
@@ -85,8 +75,7 @@ class SchedulerProcess:
         self._lost: RuntimeFault | None = None
 
     def give_up(self, fault: RuntimeFault) -> None:
-        """From any thread: the runner is lost. Within LOST_S `run` answers all requests with `fault`, also
-        those that came meanwhile, and raises it."""
+        """From any thread: the runner is lost. Within LOST_S `run` answers all with `fault` and raises it."""
         self._lost = fault
 
     @property
@@ -96,8 +85,7 @@ class SchedulerProcess:
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def run(self) -> None:
-        """Serve until the inbox is closed; then end the running requests and release runner and grammars.
-        Raises the fault of give_up()."""
+        """Serve until the inbox is closed, then release everything. Raises the fault of give_up()."""
         try:
             wait = 0.0
             while True:
@@ -136,25 +124,25 @@ class SchedulerProcess:
 
     def _take(self, item: Any) -> None:
         match item:
-            case TokenizedGenerateReqInput() | TokenizedEmbeddingReqInput():
+            case TokenizedGenerateReqInput() | io_struct.TokenizedEmbeddingReqInput():
                 self._add(item)
-            case BatchTokenizedGenerateReqInput():
+            case io_struct.BatchTokenizedGenerateReqInput():
                 for request in item.requests:
                     self._add(request)
-            case AbortReq(frontend=str(name)):
+            case io_struct.AbortReq(frontend=str(name)):
                 for rid in [rid for rid, frontend in self._live.items() if frontend == name]:
                     self._scheduler.abort(rid, message=item.message)
-            case AbortReq():
+            case io_struct.AbortReq():
                 self._scheduler.abort(
                     None if item.abort_all else item.rid, prefix=item.prefix, message=item.message
                 )
-            case SingleReq():
+            case io_struct.SingleReq():
                 self._verbs.take(item)
             case _:
                 # A defect of the sender, which must not end the running requests.
                 log.error("the scheduler got mail it does not know: %s", type(item).__name__)
 
-    def _add(self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
+    def _add(self, request: TokenizedGenerateReqInput | io_struct.TokenizedEmbeddingReqInput) -> None:
         rid, frontend = request.rid, request.http_worker_ipc
         if rid in self._live:
             self._refuse_twin(request)
@@ -166,8 +154,7 @@ class SchedulerProcess:
         else:
             self._vectors.live[rid] = request
         try:
-            if self._verbs.memory.asleep:
-                self._verbs.memory.check_awake()
+            self._verbs.check_awake()
             if isinstance(request, TokenizedGenerateReqInput):
                 self._scheduler.add(request)
             else:
@@ -177,15 +164,15 @@ class SchedulerProcess:
             fault = as_fault(error, "the request could not be taken in")
             self._post([TokenOutput.failed(rid, fault, frontend)])
 
-    def _refuse_twin(self, request: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
+    def _refuse_twin(self, request: TokenizedGenerateReqInput | io_struct.TokenizedEmbeddingReqInput) -> None:
         rid = request.rid
         fault = BadRequest(f"a request with the id {rid!r} is still running", where="rid")
-        if isinstance(request, TokenizedEmbeddingReqInput):
+        if isinstance(request, io_struct.TokenizedEmbeddingReqInput):
             self._post_vectors([failed_vector(request, failure(fault))])
         else:
             # The detokeniser could not tell the deltas of the two apart, so it only passes this answer on.
             failed = TokenOutput.failed(rid, fault, request.http_worker_ipc)
-            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[failed]))
+            self._outbox.send(io_struct.BatchStrOutput.of([failed]))
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -212,7 +199,7 @@ class SchedulerProcess:
             self._awaited_s = 0.0
             return 0.0
         if not self._scheduler.busy or self._scheduler.paused is not None:
-            if self._verbs.waiting and self._verbs.compiling:
+            if self._verbs.waits_for(PrecompileReq):
                 return LOOK_S
             return PAUSED_S if self._scheduler.busy else IDLE_S
         if self._scheduler.running:
@@ -250,12 +237,14 @@ class SchedulerProcess:
                 self._post_vectors(vectors)
         if not outputs and not begun:
             return
+        message = io_struct.BatchTokenIDOutput.of(outputs)
+        message.begun = begun
         try:
-            self._outbox.send(batch(outputs, begun))
+            self._outbox.send(message)
         except WireError as error:
             log.error("outputs cannot travel: %s", error)
-            self._outbox.send(batch([], begun))
-            send_one_by_one(self._outbox, outputs, batch, self._fail)
+            self._outbox.send(io_struct.BatchTokenIDOutput(outputs=[], begun=begun))
+            send_one_by_one(self._outbox, outputs, io_struct.BatchTokenIDOutput.of, self._fail)
 
     def _fail(self, output: TokenOutput, error: WireError) -> TokenOutput:
         """End a request whose output cannot travel."""
@@ -265,15 +254,15 @@ class SchedulerProcess:
 
     def _post_vectors(self, vectors: list[EmbeddingOutput]) -> None:
         try:
-            self._outbox.send(vector_batch(vectors))
+            self._outbox.send(io_struct.BatchEmbeddingOutput.of(vectors))
         except WireError:
-            send_one_by_one(self._outbox, vectors, vector_batch, EmbeddingOutput.failed)
+            send_one_by_one(self._outbox, vectors, io_struct.BatchEmbeddingOutput.of, EmbeddingOutput.failed)
 
 
-def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
+def text_request(request: TokenizedGenerateReqInput) -> io_struct.TextRequest:
     """What the detokeniser needs to know of the request."""
     params = request.sampling_params
-    return TextRequest(
+    return io_struct.TextRequest(
         rid=request.rid,
         stop=params.stop,
         stop_regex=params.stop_regex,
@@ -282,12 +271,3 @@ def text_request(request: TokenizedGenerateReqInput) -> TextRequest:
         at_start=request.at_start,
         http_worker_ipc=request.http_worker_ipc,
     )
-
-
-def batch(outputs: list[TokenOutput], begun: Sequence[TextRequest] = ()) -> BatchTokenIDOutput:
-    rids = [output.rid for output in outputs]
-    return BatchTokenIDOutput(rids=rids, outputs=outputs, begun=list(begun)).with_spec()
-
-
-def vector_batch(vectors: list[EmbeddingOutput]) -> BatchEmbeddingOutput:
-    return BatchEmbeddingOutput(rids=[vector.rid for vector in vectors], outputs=vectors)

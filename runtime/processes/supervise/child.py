@@ -1,9 +1,8 @@
-"""A child of the server: reads its configuration from stdin, runs its role, and ends with its supervisor.
+"""A child of the server: receives its configuration, runs its role, and ends with its supervisor.
 
-    python -m runtime.processes.supervise.child < frames of runtime.processes.supervise.channel
+    python -m runtime.processes.supervise.child <descriptor of a socket to the supervisor>
 
-It loads only what its role needs: torch is in the runner's process alone (runtime.engine.follower). Signals
-are left to the supervisor.
+It loads only what its role needs, and leaves signals to the supervisor.
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from runtime.ipc.address import Address
+from runtime.ipc.mailbox import MailboxClosed
 from runtime.processes.supervise import logs
-from runtime.processes.supervise.channel import ChildEnd, ChildSpec, Failed
+from runtime.processes.supervise.channel import FROM_CHILD, TO_CHILD, ChildSpec, Failed
 from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.protocol.console import set_title
-from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.registry import MissingExtra, Registry
 
 log = logging.getLogger(__name__)
@@ -34,36 +35,34 @@ ROLES: Registry[Callable[[ChildSpec, Lifecycle], None]] = Registry(
 )
 
 
-def fault_of(error: BaseException) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    if isinstance(error, MissingExtra):
-        return BadRequest(str(error))
-    return InternalFault(f"{type(error).__name__}: {error}")
-
-
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    end = ChildEnd.adopt()
-    try:
-        spec = end.spec()
-    except InternalFault as fault:
-        print(f"error: {fault}", file=sys.stderr)
+    if len(arguments) != 1:
+        print("error: no socket to a supervisor (python -m runtime serve starts these)", file=sys.stderr)
         return 2
+    descriptor = int(arguments[0])
+    supervisor = Address.fd(descriptor)
+    inbox, outbox = supervisor.inbox(TO_CHILD), supervisor.outbox(FROM_CHILD)
+    os.close(descriptor)
+    try:
+        spec, *orders = inbox.receive(None)
+    except MailboxClosed:
+        return 1
+    assert isinstance(spec, ChildSpec)
     logs.set_up(spec.server, spec.name)
     set_title(spec.name)
-    lifecycle = Lifecycle(end, spec)
+    lifecycle = Lifecycle(inbox, outbox, spec, orders)
     lifecycle.start()
     try:
         ROLES.load(spec.role)(spec, lifecycle)
     except BaseException as error:
         if lifecycle.stopping is None:
             # The supervisor reports it to the user. A defect's traceback is for the log.
-            cause = fault_of(error)
+            cause = BadRequest(str(error)) if isinstance(error, MissingExtra) else InternalFault.of(error)
             if isinstance(cause, InternalFault):
                 log.error("ends: %s", error, exc_info=error)
-            end.report(Failed(cause.to_dict()))
+            lifecycle.report(Failed(cause.to_dict()))
             return 1
         log.debug("ended while stopping: %s", error)
     lifecycle.tidy()
@@ -71,7 +70,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     logging.shutdown()
     # Threads of libraries and of abandoned requests must not keep the process.
     os._exit(code)

@@ -1,7 +1,4 @@
-"""The detokeniser's process: deltas in ids in, text out, each to the frontend that its request came from.
-
-It loads the tokenizer and no torch. Outputs for a frontend that is not one of the group's are dropped.
-"""
+"""The detokeniser's process: deltas in ids in, text out, each to the frontend that its request came from."""
 
 from __future__ import annotations
 
@@ -18,15 +15,9 @@ from runtime.processes.checkpoint.model import load_tokenizer
 from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.processes.supervise.channel import DETOKENIZER, ChildSpec, mailbox_of
 from runtime.processes.supervise.lifecycle import Lifecycle
+from runtime.protocol import io_struct
 from runtime.protocol.errors import WireError
-from runtime.protocol.io_struct import (
-    BatchEmbeddingOutput,
-    BatchStrOutput,
-    BatchTokenIDOutput,
-    ControlOutput,
-    EmbeddingOutput,
-    TokenOutput,
-)
+from runtime.protocol.io_struct import EmbeddingOutput, TokenOutput
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +45,7 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
 
 
 class DetokenizerProcess:
-    """`run()` until the inbox is closed. frontends: their mailboxes by name; a request without
-    `http_worker_ipc` belongs to the only one there is."""
+    """frontends: mailboxes by name; a request without `http_worker_ipc` belongs to the only one."""
 
     def __init__(
         self,
@@ -88,34 +78,30 @@ class DetokenizerProcess:
 
     def handle(self, mail: list[Any]) -> None:
         """Send the mail on, ids as text."""
-        batches: list[BatchTokenIDOutput] = []
+        batches: list[io_struct.BatchTokenIDOutput] = []
         for item in mail:
             match item:
-                case BatchTokenIDOutput():
+                case io_struct.BatchTokenIDOutput():
                     batches.append(item)
-                case BatchEmbeddingOutput():
-                    self._spread(item.outputs, _vectors, EmbeddingOutput.failed)
-                case BatchStrOutput():
-                    self._spread(item.outputs, _texts, _failed)
-                case ControlOutput():
+                case io_struct.BatchEmbeddingOutput():
+                    self._spread(item.outputs, io_struct.BatchEmbeddingOutput.of, EmbeddingOutput.failed)
+                case io_struct.BatchStrOutput():
+                    self._spread(item.outputs, io_struct.BatchStrOutput.of, _failed)
+                case io_struct.ControlOutput():
                     self._answer(item)
         texts = self._manager.handle(batches) if batches else None
         if texts is not None:
-            self._spread(texts.outputs, _texts, _failed)
+            self._spread(texts.outputs, io_struct.BatchStrOutput.of, _failed)
 
     def _spread(
-        self,
-        outputs: list[T],
-        pack: Callable[[list[T]], msgspec.Struct],
-        failed: Callable[[T, WireError], T],
+        self, outputs: list[T], pack: Callable[[list[T]], msgspec.Struct], failed: Callable[[T, WireError], T]
     ) -> None:
         """Send each frontend its outputs, in one message."""
         by_frontend: dict[str | None, list[T]] = {}
         for output in outputs:
             by_frontend.setdefault(output.http_worker_ipc, []).append(output)
         for name, some in by_frontend.items():
-            frontend = self._frontend(name)
-            if frontend is None:
+            if (frontend := self._frontend(name)) is None:
                 continue
             try:
                 frontend.send(pack(some))
@@ -123,15 +109,14 @@ class DetokenizerProcess:
                 log.error("an answer cannot travel: %s", error)
                 send_one_by_one(frontend, some, pack, failed)
 
-    def _answer(self, item: ControlOutput) -> None:
-        frontend = self._frontend(item.http_worker_ipc)
-        if frontend is None:
+    def _answer(self, item: io_struct.ControlOutput) -> None:
+        if (frontend := self._frontend(item.http_worker_ipc)) is None:
             return
         try:
             frontend.send(item)
         except WireError as error:
-            failed = msgspec.structs.replace(item, ok=False, message=str(error), data=error.to_dict())
-            frontend.send(failed)
+            item.ok, item.message, item.data = False, str(error), error.to_dict()
+            frontend.send(item)
 
     def _frontend(self, name: str | None) -> Outbox | None:
         frontend = self._frontends.get(name or "")
@@ -140,14 +125,6 @@ class DetokenizerProcess:
             if self.lost == 1 or self.lost % 1000 == 0:
                 log.warning("outputs for a frontend that is not there: %r (%d so far)", name, self.lost)
         return frontend
-
-
-def _texts(outputs: list[TokenOutput]) -> BatchStrOutput:
-    return BatchStrOutput(rids=[output.rid for output in outputs], outputs=outputs)
-
-
-def _vectors(outputs: list[EmbeddingOutput]) -> BatchEmbeddingOutput:
-    return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=outputs)
 
 
 def _failed(output: TokenOutput, error: WireError) -> TokenOutput:

@@ -78,16 +78,15 @@ class EngineClient:
         try:
             while True:
                 for item in self._inbox.receive(IDLE_S):
-                    self._take(item)
+                    if isinstance(item, GroupFailed):
+                        self.give_up(
+                            EngineDead(item.message, where=item.where, hint="send the request again")
+                        )
+                    elif self._manager is not None:
+                        self._manager.handle(item)
         except MailboxClosed:
             self.give_up(EngineDead("the server is ending"))
         except Exception as error:
             log.exception("outputs cannot be read any more")
             self.give_up(EngineDead(f"outputs cannot be read any more: {type(error).__name__}: {error}"))
             raise
-
-    def _take(self, item: Any) -> None:
-        if isinstance(item, GroupFailed):
-            self.give_up(EngineDead(item.message, where=item.where, hint="send the request again"))
-        elif self._manager is not None:
-            self._manager.handle(item)

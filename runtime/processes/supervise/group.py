@@ -1,8 +1,4 @@
-"""Group: one generation of child processes, from their start to their end.
-
-It starts them, reads their reports, reports errors by process, and leaves none behind. An HTTP worker that
-dies is replaced: its requests are cancelled, the other workers go on.
-"""
+"""Group: one generation of child processes, from their start to their end."""
 
 from __future__ import annotations
 
@@ -21,28 +17,11 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
 from runtime.ipc.mailbox import MailboxClosed
-from runtime.ipc.socket_mailbox import Frames, frame
+from runtime.ipc.socket_mailbox import SocketInbox, SocketOutbox
 from runtime.ipc.zmq_mailbox import make_folder
 from runtime.processes.pipeline.before_start import describe_exit
-from runtime.processes.supervise.channel import (
-    DETOKENIZER,
-    FROM_CHILD,
-    SCHEDULER,
-    TO_CHILD,
-    ChildSpec,
-    Failed,
-    Go,
-    Heartbeat,
-    Leave,
-    Order,
-    Ready,
-    Reload,
-    Role,
-    Stop,
-    frontend_name,
-    mailbox_of,
-    pid_file,
-)
+from runtime.processes.supervise import channel
+from runtime.processes.supervise.channel import DETOKENIZER, SCHEDULER, ChildSpec, Order, Role, mailbox_of
 from runtime.protocol.control import AbortReq, GroupFailed
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
 
@@ -53,9 +32,10 @@ PASS_ON_S = 10.0
 suspended."""
 NOTIFY_S = 8.0
 """How long a live worker may take to receive it."""
+SEND_TIMEOUT_S = 5.0
+"""How long a child may take to read an order."""
 STOP_S = 5.0
 """How long a child may take to end when it has nothing left to do."""
-READ_BYTES = 1 << 16
 LONGEST_LOOK_S = 1.0
 """The longest silence that one reading of reports may add."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -75,20 +55,19 @@ class Child:
         self.fault: RuntimeFault | None = None
         self.stalled_s = self.silent_s = 0.0
         self.began = time.monotonic()
-        self._frames = Frames(FROM_CHILD.max_bytes)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime.processes.supervise.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=dict(environment),
-            pass_fds=() if spec.listener is None else (spec.listener,),
-        )
-        pid_file(Path(spec.folder), spec.name).write_text(str(self.process.pid))
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin, self.stdout = self.process.stdin, self.process.stdout
-        os.set_blocking(self.stdout.fileno(), False)
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            end = theirs.fileno()
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime.processes.supervise.child", str(end)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # lines that libraries print go to the log
+                env=dict(environment),
+                pass_fds=(end,) if spec.listener is None else (end, spec.listener),
+            )
+            self._orders = SocketOutbox(mine.dup(), channel.TO_CHILD, SEND_TIMEOUT_S)
+            self._reports = SocketInbox(mine.dup(), channel.FROM_CHILD)
+        channel.pid_file(Path(spec.folder), spec.name).write_text(str(self.process.pid))
         self.order(spec)
 
     @property
@@ -96,41 +75,40 @@ class Child:
         return self.process.poll() is None
 
     def order(self, item: Order | ChildSpec) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which ended() reports
-            self._stdin.write(frame(TO_CHILD.encode(item)))
+        with contextlib.suppress(MailboxClosed):  # it has ended, which ended() reports
+            self._orders.send(item)
 
-    def read_reports(self) -> None:
-        """Read its reports. Raises InternalFault for one that cannot be read."""
-        while True:
-            try:
-                data = os.read(self.stdout.fileno(), READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self.silent_s = 0.0
-            try:
-                for one in self._frames.feed(data):
-                    self._take(FROM_CHILD.decode(one))
-            except WireError as error:
-                raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
-            if len(data) < READ_BYTES:
-                return
+    def fileno(self) -> int:
+        """Of its reports, for a selector."""
+        return self._reports.fileno()
+
+    def read_reports(self) -> bool:
+        """Whether there may be more. Raises InternalFault for one that cannot be read."""
+        try:
+            while reports := self._reports.receive(0):
+                self.silent_s = 0.0
+                for report in reports:
+                    self._take(report)
+        except MailboxClosed:
+            return False
+        except WireError as error:
+            raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
+        return True
 
     def _take(self, report: object) -> None:
         match report:
-            case Ready(facts):
+            case channel.Ready(facts):
                 self.ready, self.facts = True, facts
-            case Heartbeat(stalled_s):
+            case channel.Heartbeat(stalled_s):
                 self.stalled_s = stalled_s
-            case Failed(error):
+            case channel.Failed(error):
                 self.fault = from_dict(error)
 
     def ended(self) -> EngineDead | None:
-        """How it ended; None while it lives."""
         code = self.process.poll()
         if code is None:
             return None
+        self.read_reports()
         why = "" if self.fault is None else f": {self.fault}"
         return EngineDead(f"the {self.name} process {describe_exit(code)}{why}", where=self.name)
 
@@ -139,12 +117,10 @@ class Child:
             self.process.kill()
 
     def release(self) -> None:
-        """Wait for a killed or ended process and close the pipes."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_S)
-        for pipe in (self._stdin, self.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
+        self._orders.close()
+        self._reports.close()
 
 
 class Group:
@@ -164,12 +140,13 @@ class Group:
         self.engine, self.folder = engine, make_folder(folder)
         self._server, self._listener, self._environment = server, listener, dict(environment)
         self.began = self._looked = time.monotonic()
-        workers = () if listener is None else tuple(frontend_name(n) for n in range(server.http_workers))
+        count = 0 if listener is None else server.http_workers
+        workers = tuple(map(channel.frontend_name, range(count)))
         self._frontends = (*workers, *frontends)
         self._released = self._served = False
         self._failures: dict[str, int] = {}
         self._due: dict[str, float] = {}
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()
         self.children: list[Child] = []
         roles: list[tuple[Role, str]] = [("scheduler", SCHEDULER), ("detokenizer", DETOKENIZER)]
         roles += [("http", name) for name in workers]
@@ -207,20 +184,18 @@ class Group:
         if self.children[0].ready and not self._released:
             self._released = True
             for child in self.children[1:]:
-                child.order(Go(self.facts))
+                child.order(channel.Go(self.facts))
         self._check_progress()
 
-    def reload(self) -> None:
-        """Have the HTTP workers read the file of API keys again."""
+    def tell_workers(self, order: Order) -> None:
         for child in self._workers():
-            child.order(Reload())
+            child.order(order)
 
     def drain(self, seconds: float, hurry: Callable[[], bool]) -> bool:
         """Stop the HTTP workers and wait until they have finished their requests. False as soon as `hurry()`
         is true. Raises EngineDead when the scheduler or detokeniser dies meanwhile."""
         workers = self._workers()
-        for child in workers:
-            child.order(Stop(seconds))
+        self.tell_workers(channel.Stop(seconds))
         deadline = time.monotonic() + seconds + STOP_S
         while any(child.alive for child in workers) and time.monotonic() < deadline:
             self._read_reports(0.1)
@@ -245,15 +220,13 @@ class Group:
                 box.send(notice)
         for box in boxes:
             box.close()
-        workers = [child for child in self._workers() if child.alive]
-        for child in workers:
-            child.order(Stop(PASS_ON_S))
-        self._await_end(workers, PASS_ON_S + 1.0)
+        self.tell_workers(channel.Stop(PASS_ON_S))
+        self._await_end(self._workers(), PASS_ON_S + 1.0)
 
     def end(self) -> None:
         """End all children, by force if necessary, and release everything."""
         for child in self.children:
-            child.order(Stop(0.0))
+            child.order(channel.Stop(0.0))
         self._await_end(self.children, STOP_S)
         for child in self.children:
             if child.alive:
@@ -261,13 +234,6 @@ class Group:
                 child.kill()
             child.release()
         self._selector.close()
-
-    def leave(self) -> None:
-        """Have the HTTP workers report that the server will end; they go on."""
-        for child in self._workers():
-            child.order(Leave())
-
-    # -- within ----------------------------------------------------------------------------------------------
 
     def _start(self, role: Role, name: str, replaces: bool = False) -> Child:
         listener = self._listener if role == "http" else None
@@ -283,12 +249,11 @@ class Group:
             replaces=replaces,
         )
         child = Child(spec, self._environment)
-        self._selector.register(child.stdout, selectors.EVENT_READ, child)
+        self._selector.register(child, selectors.EVENT_READ)
         return child
 
     def _replaces(self, child: Child, fault: EngineDead) -> bool:
-        """Whether an ended child is replaced: an HTTP worker, once all have been ready, and not too often in
-        a row. A recent replacement is replaced after a pause."""
+        """Whether an ended child is replaced: an HTTP worker, not too often in a row, and after a pause."""
         if child.spec.role != "http" or not self._served:
             return False
         name, now = child.name, time.monotonic()
@@ -306,14 +271,13 @@ class Group:
                 worker = self._start("http", name, replaces=True)
             except OSError as error:
                 raise InternalFault(f"a process cannot be started: {error}") from error
-            worker.order(Go(self.facts))
+            worker.order(channel.Go(self.facts))
             self.children[self.children.index(child)] = worker
         return True
 
     def _give_up(self, child: Child, fault: EngineDead) -> None:
-        """Release an ended child, and have the scheduler cancel its requests."""
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(child.stdout)
+        with contextlib.suppress(KeyError, ValueError):  # its end was read
+            self._selector.unregister(child)
         child.release()
         for left in self.folder.glob(f"metrics/gauge_live*_{child.process.pid}.db"):
             left.unlink(missing_ok=True)
@@ -332,11 +296,9 @@ class Group:
         for child in self.children:
             child.silent_s += passed
         for key, _ in self._selector.select(timeout):
-            reported: Child = key.data
-            reported.read_reports()
-            if not reported.alive:
-                with contextlib.suppress(KeyError, ValueError):
-                    self._selector.unregister(reported.stdout)
+            assert isinstance(key.fileobj, Child)
+            if not key.fileobj.read_reports():
+                self._selector.unregister(key.fileobj)
 
     def _await_end(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -1,6 +1,4 @@
-"""Lifecycle of a child process: it takes the supervisor's orders, sends heartbeats, and ends the process
-after the supervisor. Knows no roles.
-"""
+"""Lifecycle of a child process: the supervisor's orders, heartbeats, and the end after the supervisor."""
 
 from __future__ import annotations
 
@@ -11,22 +9,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from runtime.processes.supervise.channel import (
-    ChildEnd,
-    ChildSpec,
-    Go,
-    Heartbeat,
-    Leave,
-    Order,
-    Ready,
-    Reload,
-    Stop,
-)
-from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
+from runtime.processes.supervise import channel
+from runtime.processes.supervise.channel import ChildSpec, Order, Stop
+from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +32,10 @@ EXIT_S = 10.0
 
 class Lifecycle:
     """The role may replace `stalled_s`: how long the current work has taken; and `reload`: read the API keys
-    again, called from another thread. `leaving`: the server ends, soon or now."""
+    again, called from another thread. `leaving`: the server ends, soon or now. orders: came already."""
 
-    def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
-        self._end, self._spec = end, spec
+    def __init__(self, inbox: Inbox, outbox: Outbox, spec: ChildSpec, orders: Iterable[Order] = ()) -> None:
+        self._inbox, self._outbox, self._spec, self._early = inbox, outbox, spec, orders
         self.stalled_s: Callable[[], float] = lambda: 0.0
         self.reload: Callable[[], None] = lambda: None
         self.stopping: Stop | None = None
@@ -67,11 +57,15 @@ class Lifecycle:
         gc.collect()
         gc.freeze()  # loaded objects stay: collecting them again would stop all threads
         self._ready = True
-        self._end.report(Ready(facts or {}))
+        self.report(channel.Ready(facts or {}))
+
+    def report(self, report: channel.Report) -> None:
+        """Never fails: a supervisor that does not read has ended, or will see our end."""
+        with contextlib.suppress(MailboxClosed):
+            self._outbox.send(report)
 
     def facts(self, timeout: float) -> dict[str, Any]:
-        """The facts that the scheduler reported when it was ready. Raises DeadlineExceeded; EngineDead when
-        stopped first."""
+        """The scheduler's facts, once it is ready. Raises DeadlineExceeded; EngineDead when stopped first."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._facts is not None or self.stopping, timeout):
                 raise DeadlineExceeded(
@@ -92,34 +86,38 @@ class Lifecycle:
     # -- the threads -----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while True:
-            try:
-                order: Order | None = self._end.order()
-            except (RuntimeFault, ValueError, OSError) as error:
-                log.error("the supervisor cannot be understood: %s", error)
-                order = None
-            match order:
-                case Go(facts):
-                    with self._changed:
-                        self._facts = facts
-                        self._changed.notify_all()
-                case Leave():
-                    self.leaving = True
-                case Stop():
-                    self.leaving = True
-                    self._stop(order)
-                case Reload():
-                    self.reload()
-                case None:
-                    self._orphan()
-                    return
+        try:
+            orders = self._early
+            while True:
+                for order in orders:
+                    self._take(order)
+                orders = self._inbox.receive(None)
+        except WireError as error:
+            log.error("the supervisor cannot be understood: %s", error)
+        except MailboxClosed:
+            pass
+        self._orphan()
+
+    def _take(self, order: Order) -> None:
+        match order:
+            case channel.Go(facts):
+                with self._changed:
+                    self._facts = facts
+                    self._changed.notify_all()
+            case channel.Leave():
+                self.leaving = True
+            case Stop():
+                self.leaving = True
+                self._stop(order)
+            case channel.Reload():
+                self.reload()
 
     def _send_heartbeats(self) -> None:
         stalled_s = 0.0
         while True:
             # It grows with the beats only: the time of a suspended process does not count.
             stalled_s = min(self.stalled_s(), stalled_s + 2 * HEARTBEAT_S)
-            self._end.report(Heartbeat(stalled_s))
+            self.report(channel.Heartbeat(stalled_s))
             if self._spec.parent and os.getppid() != self._spec.parent:
                 self._orphan()
                 return

@@ -103,12 +103,7 @@ def set_up(config: ServerConfig, name: str, *secrets: str) -> None:
         for secret in (config.api_key, config.admin_api_key, *secrets):
             if secret:
                 handler.addFilter(_Hide(secret))
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.setLevel(config.log_level.upper())
-    for handler in handlers:
-        root.addHandler(handler)
+    logging.basicConfig(level=config.log_level.upper(), handlers=handlers, force=True)
     logging.getLogger(ACCESS).disabled = not config.access_log
     if config.log_level != "debug":
         for quiet in QUIET:

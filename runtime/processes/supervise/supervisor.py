@@ -1,6 +1,4 @@
-"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it. It
-has neither model nor tokenizer.
-"""
+"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from runtime.config.flags import Options, read_options
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.before_start import check_names, for_children
 from runtime.processes.supervise import logs
-from runtime.processes.supervise.channel import DETOKENIZER, mailbox_of
+from runtime.processes.supervise.channel import DETOKENIZER, Leave, Reload, mailbox_of
 from runtime.processes.supervise.group import FIRST_PAUSE_S, LONGEST_PAUSE_S, STABLE_S, Group
 from runtime.protocol.console import set_title
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
@@ -35,6 +33,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 BACKLOG = 2048
 SHORT_TEMPORARY = "/tmp"
+FOLDER_PREFIX = "sglang-dsl-"
+LONGEST_PATH = f"{FOLDER_PREFIX}12345678/10000"
 
 ELSEWHERE: Registry[Callable[[Options, Mapping[str, str]], int]] = Registry(
     "serving engine", {"ray": "runtime.server.replicas.start:start"}
@@ -55,8 +55,7 @@ class Supervisor:
         self._served = False
 
     def run(self) -> int:
-        """The exit code. Raises the errors of a failed start (BadRequest, ModelLoadError ...), and EngineDead
-        when a process died and restarts are off, or did not help."""
+        """The exit code. Raises the errors of a failed start, EngineDead when a process died for good."""
         check_names(self._engine)
         self._engine.locate()
         with self._taking_signals(), listening(self._server) as listener, _private_folder() as folder:
@@ -84,7 +83,7 @@ class Supervisor:
                 group.wait(TICK_S)
                 if self._reload:
                     self._reload = False
-                    group.reload()
+                    group.tell_workers(Reload())
                 if ready_at is None and group.ready:
                     ready_at = time.monotonic()
                     self._served = True
@@ -105,7 +104,7 @@ class Supervisor:
         before = self._signals
         if self._server.lame_duck_s:
             log.info("ending; requests are taken for %g s more", self._server.lame_duck_s)
-            group.leave()
+            group.tell_workers(Leave())
             until = time.monotonic() + self._server.lame_duck_s
             while self._signals == before and (left := until - time.monotonic()) > 0:
                 group.wait(min(TICK_S, left))
@@ -161,8 +160,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
-    """The socket that all HTTP workers accept from. Raises BadRequest: an address that is taken, forbidden or
-    not this machine's."""
+    """The socket that all HTTP workers accept from. Raises BadRequest for an unusable address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -216,38 +214,26 @@ def tell_ready(file: str | None, listener: socket.socket) -> None:
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder for the sockets; in /tmp if the usual one has too long a path. Raises InternalFault."""
-    folder = _make_folder(None)
+    base: str | None = None
     try:
-        _check_path(folder)
-    except InternalFault:
-        folder.rmdir()
-        folder = _make_folder(SHORT_TEMPORARY)
+        with contextlib.suppress(InternalFault):
+            mailbox_of(Path(tempfile.gettempdir()) / LONGEST_PATH, DETOKENIZER)
+            base = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=base or SHORT_TEMPORARY)
+    except OSError as error:
+        raise InternalFault(
+            f"no directory for the sockets: {error.strerror or error}",
+            where=base or SHORT_TEMPORARY,
+            hint="TMPDIR",
+        ) from error
     try:
-        _check_path(folder)
-        yield folder
+        yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make_folder(base: str | None) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="sglang-dsl-", dir=base))
-    except OSError as error:
-        raise InternalFault(
-            f"no directory for the sockets: {error.strerror or error}",
-            where=base or tempfile.gettempdir(),
-            hint="TMPDIR",
-        ) from error
-
-
-def _check_path(folder: Path) -> None:
-    """Raises InternalFault if the longest path of a socket in the folder is too long."""
-    mailbox_of(folder / "10000", DETOKENIZER)
-
-
 def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:
-    """`serve`: read the options and run a Supervisor, or another serving engine. Returns the exit code.
-    Raises the errors of Supervisor.run, and BadRequest for wrong options."""
+    """`serve`: the exit code. Raises the errors of Supervisor.run, and BadRequest for wrong options."""
     _fill_standard_streams()
     options = read_options(arguments, environment, prog)
     logs.set_up(options.server, "supervisor")
@@ -258,8 +244,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
 
 
 def _fill_standard_streams() -> None:
-    """Open the null device for a closed stdin, stdout or stderr: else a pipe or socket would get its number,
-    and the output of print."""
+    """Open the null device for closed ones: else a socket would get the number, and the prints."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -1,3 +1,1 @@
-"""Users' requests for text and for vectors, for one prompt or many. Import them from
-`runtime.protocol.io_struct`.
-"""
+"""Users' requests; import them from `runtime.protocol.io_struct`."""

@@ -38,8 +38,7 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
     custom_labels: dict[str, str] | None = None
 
     def normalize_batch_and_arguments(self) -> None:
-        """Check the fields, count the texts, fill in defaults. A second call changes nothing. Raises
-        BadRequest."""
+        """Check the fields and fill in defaults. A second call changes nothing. Raises BadRequest."""
         if self.is_normalized:
             return
         media = (self.image_data, self.video_data, self.audio_data)
@@ -96,7 +95,6 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """Query and document of a single cross-encoder request."""
         text = self.text
         if not self.is_cross_encoder_request or not isinstance(text, list):
             return None
@@ -109,7 +107,6 @@ def _is_pair(value: Any) -> bool:
 
 
 def _nothing_new(params: Any) -> Any:
-    """The same with max_new_tokens 0."""
     if isinstance(params, SamplingParams):
         return {"max_new_tokens": 0}
     if not isinstance(params, dict):

@@ -1,9 +1,5 @@
 """GenerateReqInput: a user's request, for one prompt or several. SingleGenerateReq: one prompt, one sample,
-with checked types, as the frontend works with it.
-
-`normalize_batch_and_arguments` fills in defaults and spreads every field over the items by one table
-(PER_ITEM); `req[i]` is one of the items. `typed_items` and `resolve` check the types; a field that cannot be
-served is refused by name. Knows no tokenizer and no model.
+with checked types, as `typed_items` and `resolve` make it. A field that cannot be served is refused by name.
 """
 
 from __future__ import annotations
@@ -181,8 +177,7 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
 
 
 class _Field(NamedTuple):
-    """A field with one value per item. default: stands for None. check: raises BadRequest for a value that
-    is none of the field's, and returns the value."""
+    """A field with one value per item. default: of None. check: the value, or raises BadRequest."""
 
     default: Any = None
     check: Callable[[Any], Any] | None = None
@@ -265,8 +260,7 @@ _UNSERVED = {
 
 
 def resolve(request: GenerateReqInput) -> SingleGenerateReq:
-    """A single request with defaults and checked types; `request` is not changed. Raises BadRequest and its
-    kinds, with the field in `where`."""
+    """A checked copy of a single request. Raises BadRequest and its kinds, with the field in `where`."""
     if not request.is_normalized:
         request = copy_request(request)
         request.normalize_batch_and_arguments()
@@ -281,8 +275,7 @@ def resolve(request: GenerateReqInput) -> SingleGenerateReq:
 
 
 def typed_items(request: GenerateReqInput) -> list[SingleGenerateReq | RuntimeFault]:
-    """resolve() for every item of a normalised request; a wrong item becomes its fault. Values that items
-    share are converted once."""
+    """resolve() for every item; a wrong one becomes its fault. Shared values are converted once."""
     fields = set_fields(request)
     each: dict[str, list[Any]] = {}
     if not request.is_single:
@@ -298,8 +291,7 @@ def typed_items(request: GenerateReqInput) -> list[SingleGenerateReq | RuntimeFa
 
 
 def _read(fields: dict[str, Any], known: dict[tuple[str, int], Any]) -> SingleGenerateReq:
-    """An item of these fields, which are consumed. known: (field, id() of its value) -> the converted value,
-    from other items of the same request."""
+    """An item of these fields, which are consumed. known: (field, id of its value) -> the converted one."""
     _refuse_unserved(fields)
     for name in _UNUSED:
         fields.pop(name, None)
@@ -317,7 +309,13 @@ def _read(fields: dict[str, Any], known: dict[tuple[str, int], Any]) -> SingleGe
         setattr(item, name, value)
     for name, key in keys.items():
         known[key] = getattr(item, name)
-    item.rid = new_rid() if rid is None else _id(rid)
+    if rid is None:
+        rid = new_rid()
+    elif not isinstance(rid, str) or not rid:
+        raise BadRequest("is empty" if rid == "" else f"must be a text, got {rid!r}", where="rid")
+    else:
+        _check_text("rid", rid)
+    item.rid = rid
     item.sampling_params = params
     # Not checked here: Limits.check_ids does, and a long prompt is looked through once.
     item.input_ids = ids
@@ -405,13 +403,6 @@ def _typed(fields: dict[str, Any]) -> SingleGenerateReq:
         field = path.rstrip("`").lstrip(".")
         kind = BadConstraint if field.startswith("constraint") else BadRequest
         raise kind(message, where=field or "request") from error
-
-
-def _id(rid: object) -> str:
-    if not isinstance(rid, str) or not rid:
-        raise BadRequest("is empty" if rid == "" else f"must be a text, got {rid!r}", where="rid")
-    _check_text("rid", rid)
-    return rid
 
 
 def cache_key(extra_key: Any, salt: Any) -> str | None:

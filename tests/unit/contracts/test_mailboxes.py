@@ -27,7 +27,7 @@ from runtime.protocol.errors import WireError
 from tests.exploring import tries
 
 LONG_S = 300.0
-KINDS = ["memory", "fd", "ipc", "tcp"]
+KINDS = ["memory", "fd", "ipc"]
 
 
 @dataclass
@@ -67,13 +67,10 @@ def opened(kind: str, wire: Wire = PIPELINE) -> Iterator[Pair]:
                 "memory": Address.memory,
                 "fd": lambda: Address.fd(mine.fileno()),
                 "ipc": lambda: Address.ipc(Path(folder) / "own" / "box.ipc"),
-                "tcp": Address.tcp,
             }[kind]()
             inbox = here.inbox(wire)
             if kind == "fd":
                 there = Address.fd(theirs.fileno())
-            elif kind == "tcp":
-                there = Address.parse(inbox.url, here.key)
             pair = Pair(inbox, lambda: there.outbox(wire, timeout_s=LONG_S))
         try:
             yield pair

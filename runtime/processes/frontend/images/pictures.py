@@ -1,8 +1,5 @@
-"""A picture's bytes -> pixels of the size that the model's vision tower takes, and a hash of them.
-
-Also puts pictures into a prompt: each placeholder among its ids becomes as many as the picture has tokens.
-The pixels are those of transformers' image processor for these families (Pillow's). The size in the header is
-checked before anything is decoded.
+"""A picture's bytes -> pixels of the size that the model's vision tower takes, and a hash of them. The pixels
+are those of transformers' image processor (Pillow's).
 """
 
 from __future__ import annotations
@@ -57,19 +54,14 @@ class PictureReader:
         self._recent = _Recent(KEPT_BYTES)
         self.decoded = 0
 
-    def check_count(self, count: int) -> None:
-        """Raise BadRequest for too many."""
-        if count > self._options.max_images:
+    def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
+        """The pictures in order, with at most so many tokens. Raises BadRequest naming the wrong one."""
+        if len(images) > self._options.max_images:
             raise BadRequest(
-                f"the request has {count} images; at most {self._options.max_images} are allowed",
+                f"the request has {len(images)} images; at most {self._options.max_images} are allowed",
                 where="images",
                 hint="start the engine with a larger max_images",
             )
-
-    def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
-        """The pictures in order, with at most so many tokens together. Raises BadRequest naming which is
-        wrong."""
-        self.check_count(len(images))
         pictures: list[Picture] = []
         left = most_tokens
         for index, one in enumerate(images):
@@ -147,8 +139,7 @@ class PictureReader:
 
 
 def smart_size(height: int, width: int, step: int, least: int, most: int) -> tuple[int, int]:
-    """Height and width nearest to the picture's that are multiples of `step`, with `least` to `most` pixels
-    if its shape allows (Qwen2-VL's rule)."""
+    """The nearest size in multiples of `step`, with `least` to `most` pixels (the rule of Qwen2-VL)."""
     high, wide = (round(side / step) * step for side in (height, width))
     if high * wide > most:
         factor = math.sqrt(height * width / most)
@@ -160,8 +151,7 @@ def smart_size(height: int, width: int, step: int, least: int, most: int) -> tup
 
 
 class _Recent:
-    """A cache of pictures by the hash of their data, of at most so many bytes; the least recently used go
-    first."""
+    """The last used pictures by the hash of their data, at most so many bytes."""
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0

@@ -1,8 +1,5 @@
-"""A picture's URL in a request -> its bytes: data in the URL itself and, if the engine's options allow it,
-addresses and files.
-
-This process may reach addresses that the user may not. So only allowed hosts are asked, and with * only
-public addresses (runtime.tools.fetch).
+"""A picture's URL in a request -> its bytes: data in the URL itself and, if options allow it, addresses and
+files. Only allowed hosts are asked, and with * only public addresses (runtime.tools.fetch).
 """
 
 from __future__ import annotations

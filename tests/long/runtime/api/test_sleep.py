@@ -18,9 +18,9 @@ import pytest
 from runtime.api import Engine
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
-from runtime.processes.pipeline.deferred_verbs import MemoryRelease, WeightUpdates
 from runtime.processes.pipeline.launch import launch
-from runtime.protocol.control import GetStateReq, ReleaseMemoryReq, ResumeMemoryReq
+from runtime.processes.pipeline.verbs import Verbs
+from runtime.protocol.control import ControlOutput, GetStateReq, ReleaseMemoryReq, ResumeMemoryReq
 from runtime.protocol.errors import BadRequest, ModelLoadError, NotReady, NotSupported, RuntimeFault
 from runtime.server.app import build_app
 from tests.process.patience import PROGRAM_S
@@ -226,8 +226,8 @@ def test_the_routes(checkpoint: Path) -> None:
 
 def test_a_pool_that_other_engines_read_stays() -> None:
     scheduler: Any = None  # it is not asked
-    runner = FakeRunner(64, 16)
-    updates = WeightUpdates(scheduler, runner)
-    memory = MemoryRelease(scheduler, runner, updates, time.monotonic, shared=True)
-    with pytest.raises(NotSupported, match="other engines read"):
-        memory.add(ReleaseMemoryReq(parts=("kv_cache",)))
+    runner, answers = FakeRunner(64, 16), list[ControlOutput]()
+    verbs = Verbs(scheduler, runner, None, answers.append, time.monotonic, (), shared=True)
+    verbs.take(ReleaseMemoryReq(parts=("kv_cache",)))
+    assert answers[0].data["code"] == "not_supported"
+    assert "other engines read" in answers[0].message

@@ -308,8 +308,6 @@ def test_verbs_in_the_wrong_order(runner: TorchRunner) -> None:
     runner.launch(plan)
     with pytest.raises(InternalFault, match="before finish"):
         runner.launch(plan)
-    with pytest.raises(InternalFault, match="during a step"):
-        runner.copy_slots([])
     assert runner.finish({}).rows[0].error is None
 
 
@@ -350,18 +348,6 @@ def test_a_failed_pass_is_told_and_the_next_one_runs(
         drive(runner).generate([prompt(4)], 1)
     monkeypatch.undo()
     assert drive(runner).generate([prompt(4)], 1)
-
-
-def test_copy_slots(tiny: Any, runner: TorchRunner, prompt: Any) -> None:
-    ids = prompt(30)
-    runner.launch(StepPlan((Row(1, tuple(ids), 0, (Run(10, 30),), GREEDY, sample=False),), ()))
-    runner.finish({})
-    runner.copy_slots([(Run(10, 30), Run(100, 30)), (Run(100, 30), Run(110, 30)), (Run(0, 50), Run(0, 50))])
-    moved = Segment((Run(110, 30),), (0,), 0)
-    runner.launch(StepPlan((Row(1, (7,), 30, (Run(0, 1),), GREEDY),), (moved,)))
-    assert runner.finish({}).rows[0].token == tiny("llama").greedy([*ids, 7], 1)[0]
-    with pytest.raises(ValueError, match="lengths differ"):
-        runner.copy_slots([(Run(0, 2), Run(5, 3))])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -127,8 +127,6 @@ def test_verbs_in_the_wrong_order(runner: Any) -> None:
     runner.launch(ONE)
     with pytest.raises(InternalFault, match="before finish"):
         runner.launch(ONE)
-    with pytest.raises(InternalFault, match="during a step"):
-        runner.copy_slots([])
     assert runner.finish({}).rows[0].error is None
 
 
@@ -140,17 +138,6 @@ def test_done_is_said_of_a_pass_that_ended(runner: Any) -> None:
             time.sleep(0.001)
         assert runner.finish({0: TokenMask(packed([9]))}).rows[0].token == 9
         assert runner.done()
-
-
-def test_copy_slots(tiny: Any, runner: Any, prompt: Any) -> None:
-    ids = prompt(30)
-    ask(runner, StepPlan((Row(1, tuple(ids), 0, (Run(10, 30),), GREEDY, sample=False),), ()))
-    runner.copy_slots([(Run(10, 30), Run(100, 30)), (Run(100, 30), Run(110, 30))])
-    moved = Segment((Run(110, 30),), (0,), 0)
-    (got,) = ask(runner, StepPlan((Row(1, (7,), 30, (Run(0, 1),), GREEDY),), (moved,)))
-    assert got.token == tiny("llama").greedy([*ids, 7], 1)[0]
-    with pytest.raises(ValueError, match="lengths differ"):
-        runner.copy_slots([(Run(0, 2), Run(5, 3))])
 
 
 def test_the_pool_is_reached_from_this_process(both: dict[str, Any]) -> None:
@@ -401,7 +388,7 @@ def test_a_killed_process_is_told_to_the_step_and_to_those_who_asked(alone: Any)
     masked = StepPlan((Row(1, (5,), 0, (Run(0, 1),), GREEDY, masked=True),), ())
     runner.launch(masked)
     os.kill(runner.pid, signal.SIGKILL)
-    for act in (lambda: runner.finish({}), lambda: runner.launch(ONE), lambda: runner.copy_slots([])):
+    for act in (lambda: runner.finish({}), lambda: runner.launch(ONE), lambda: runner.unload_adapter(1)):
         with pytest.raises(InternalFault, match="the model's process was killed by SIGKILL"):
             act()
     assert heard.wait(300)

@@ -35,10 +35,9 @@ from runtime.ipc.plans import ANSWERS, ORDERS, Done, Launch
 from runtime.ipc.wire import Wire
 
 rank, orders, answers = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-key = bytes.fromhex(sys.stdin.readline())
-inbox = Address.parse(orders, key or None).inbox(Wire(ORDERS))
+inbox = Address(orders).inbox(Wire(ORDERS))
 print(inbox.url, flush=True)
-outbox = Address.parse(answers, key or None).outbox(Wire(ANSWERS))
+outbox = Address(answers).outbox(Wire(ANSWERS))
 while True:
     for order in inbox.receive(60):
         if isinstance(order, Launch):
@@ -60,14 +59,10 @@ class World:
             if kind == "fd":
                 orders = answers = Address.fd(theirs.fileno())
                 back = Address.fd(mine.fileno()).inbox(FROM_RANK)
-            elif kind == "ipc":
+            else:
                 orders = Address.ipc(folder / "own" / f"to-{rank}.ipc")
                 answers = Address.ipc(folder / "own" / f"from-{rank}.ipc")
                 back = answers.inbox(FROM_RANK)
-            else:
-                orders = Address.tcp()
-                back = Address.tcp(key=orders.key).inbox(FROM_RANK)
-                answers = Address(back.url, orders.key)
             process = subprocess.Popen(
                 [sys.executable, "-c", RANK, str(rank), orders.url, answers.url],
                 stdin=subprocess.PIPE,
@@ -79,10 +74,9 @@ class World:
             self.processes.append(process)
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write((orders.key or b"").hex() + "\n")
             process.stdin.flush()
             url = process.stdout.readline().strip()
-            here = Address.fd(mine.fileno()) if kind == "fd" else Address.parse(url, orders.key)
+            here = Address.fd(mine.fileno()) if kind == "fd" else Address(url)
             self.links.append((here.outbox(TO_RANK), back))
 
 
@@ -124,7 +118,7 @@ def test_an_answer_that_nobody_took_keeps_no_socket_open(tmp_path: Path) -> None
     assert not path.exists()
 
 
-@pytest.mark.parametrize("kind", ["fd", "ipc", "tcp"])
+@pytest.mark.parametrize("kind", ["fd", "ipc"])
 def test_every_rank_gets_each_plan_and_answers_in_the_order_of_ranks(kind: str) -> None:
     with world(kind, kind, kind) as (ranks, _):
         for number in range(20):
@@ -141,7 +135,7 @@ def test_answers_of_rank_0_alone_and_of_the_others_later() -> None:
         assert [(one.data["rank"], one.data["number"]) for one in ranks.gather(LONG_S)] == [(0, 2), (1, 1)]
 
 
-@pytest.mark.parametrize("kind", ["fd", "ipc", "tcp"])
+@pytest.mark.parametrize("kind", ["fd", "ipc"])
 def test_a_rank_that_answers_late_is_named_and_what_others_said_is_kept(kind: str) -> None:
     with world(kind, kind) as (ranks, processes):
         ranks.send(plan(1, 1))
@@ -155,7 +149,7 @@ def test_a_rank_that_answers_late_is_named_and_what_others_said_is_kept(kind: st
         assert [one.data["number"] for one in ranks.gather(LONG_S)] == [2, 2]
 
 
-@pytest.mark.parametrize("kind", ["fd", "ipc", "tcp"])
+@pytest.mark.parametrize("kind", ["fd", "ipc"])
 def test_a_rank_that_died_is_named(kind: str) -> None:
     with world(kind, kind, kind) as (ranks, processes):
         ranks.send(plan(1, 1))

@@ -121,13 +121,6 @@ class FakeRunner:
             hidden_s,
         )
 
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        for source, target in pairs:
-            if source.length != target.length:
-                raise InternalFault(f"copying {source} to {target}", where="fake runner")
-            here, there = slice(*_ends(source)), slice(*_ends(target))
-            self._before[there], self._after[there] = self._before[here], self._after[here]
-
     def load_adapter(self, adapter: Adapter) -> None:
         self.adapters[adapter.number] = adapter
 

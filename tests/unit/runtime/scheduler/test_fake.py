@@ -58,9 +58,6 @@ def test_the_same_history_gives_the_same_however_it_is_held(runner: FakeRunner) 
     (parts,) = run(runner, [row(1, (9,), 4, (7, 1))], [seg(2, (0,), (2, 2)), seg(0, (0,), (0, 1), (1, 1))])
     assert parts.samples == whole[0].samples
     assert len(whole[0].scores) == 2
-    runner.copy_slots([(Run(0, 4), Run(12, 4))])
-    (copied,) = run(runner, [row(8, (9,), 4, (17, 1))], [seg(0, (0,), (12, 4))])
-    assert copied == parts
 
 
 def test_masks_are_kept(runner: FakeRunner) -> None:

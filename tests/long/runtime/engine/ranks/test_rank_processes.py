@@ -134,7 +134,7 @@ def test_a_killed_rank_is_named(ranks: Callable[..., RunnerProcess], victim: int
     runner.launch(ONE)
     os.kill(runner.pids[victim], signal.SIGKILL)
     killed = f"rank {victim} of the model's process was killed by SIGKILL"
-    for act in (lambda: runner.finish({}), lambda: runner.launch(ONE), lambda: runner.copy_slots([])):
+    for act in (lambda: runner.finish({}), lambda: runner.launch(ONE), lambda: runner.unload_adapter(1)):
         with pytest.raises(InternalFault, match=killed):
             act()
     assert heard.wait(PATIENCE_S)

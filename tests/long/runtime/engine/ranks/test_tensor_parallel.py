@@ -95,18 +95,6 @@ def test_drafts_are_verified_by_all_ranks(tiny: Any, prompt: Any) -> None:
         assert [[one.token for one in row.samples] for row in got] == [right, right[:3], right[:1]]
 
 
-def test_kv_is_copied_on_every_rank(tiny: Any, prompt: Any) -> None:
-    ids = prompt(30)
-    with ranks(tiny("llama").path, 2) as made:
-        ask(made, StepPlan((Row(1, tuple(ids), 0, (Run(10, 30),), GREEDY, sample=False),), ()))
-        before = [runner._attention.pool.kv[10:40].clone() for runner in made.runners]
-        made.copy_slots([(Run(10, 30), Run(100, 30))])
-        for runner, kv in zip(made.runners, before):
-            assert kv.any()
-            assert runner._attention.pool.kv[100:130].equal(kv)
-        assert not before[0].equal(before[1]), "each has its own heads"
-
-
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 4), (4, 2)])
 def test_kv_of_ranks_goes_on_with_another_number_of_ranks(
     tiny: Any, prompt: Any, prefill: int, decode: int

@@ -19,6 +19,7 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
+from runtime.ipc.mailbox import MemoryMailbox
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import launch
@@ -155,16 +156,13 @@ def test_a_process_that_stood_still_does_not_blame_its_work() -> None:
     enough = threading.Event()
 
     class End:
-        def order(self) -> None:
-            enough.wait()
-
-        def report(self, report: Heartbeat) -> None:
+        def send(self, report: Heartbeat) -> None:
             told.append(report.stalled_s)
             if len(told) == 4:
                 enough.set()
 
     spec = ChildSpec(role="http", name="worker-0", folder="", engine=ENGINE, server=ServerConfig())
-    lifecycle = Lifecycle(End(), spec)  # type: ignore[arg-type]
+    lifecycle = Lifecycle(MemoryMailbox(), End(), spec)  # type: ignore[arg-type]
     clock = iter([1000.0, 1000.5, 0.0, 0.25])
     lifecycle.stalled_s = lambda: next(clock, 0.0)
     threading.Thread(target=lifecycle._send_heartbeats, daemon=True).start()

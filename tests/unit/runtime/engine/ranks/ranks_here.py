@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.engine.runner import TorchRunner
 from runtime.parallel import Group
-from runtime.plan import Run, StepPlan, StepResult, TokenMask
+from runtime.plan import StepPlan, StepResult, TokenMask
 
 PATIENCE_S = 300.0
 SETTINGS: dict[str, Any] = {
@@ -100,9 +100,6 @@ class RanksHere:
         result, *others = self._all(lambda rank: self.runners[rank].finish(masks))
         assert all(other.rows == () for other in others)
         return result
-
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        self._all(lambda rank: self.runners[rank].copy_slots(pairs))
 
     def close(self) -> None:
         for thread in self._threads:

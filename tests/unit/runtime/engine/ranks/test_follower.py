@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -42,7 +42,6 @@ class Odd:
         return True
 
     def verify(self, params: SamplingParams) -> None: ...
-    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None: ...
     def close(self) -> None: ...
 
 

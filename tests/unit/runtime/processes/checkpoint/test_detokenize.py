@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.processes.checkpoint.tokenizer import TextTable, Tokenizer
-from runtime.processes.pipeline.detokenizer import DetokenizerManager, IncrementalText
+from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import BatchTokenIDOutput, FinishReason, TextRequest, TokenOutput
 from runtime.protocol.vocabulary import Vocabulary
+from tests.unit.runtime.processes.shown_text import IncrementalText
 
 SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 BYTES = TextTable(Vocabulary(tuple(bytes([value]) for value in range(256))), {256: b"<end>"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -53,7 +54,10 @@ def sent(tokenizer: Tokenizer, request: GenerateReqInput | EmbeddingReqInput) ->
 
     def ask() -> None:
         with pytest.raises(EngineDead):
-            manager.vectors(request) if isinstance(request, EmbeddingReqInput) else manager.generate(request)
+            if isinstance(request, EmbeddingReqInput):
+                asyncio.run(manager.embed(request))
+            else:
+                manager.generate(request)
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from runtime.grammar.search import Search
 from runtime.processes.checkpoint.tokenizer import TextTable
 from runtime.processes.frontend.output_accumulator import OutputAccumulator
-from runtime.processes.pipeline.detokenizer import DetokenizerManager, IncrementalText
+from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.protocol.io_struct import (
     BatchTokenIDOutput,
     FinishReason,
@@ -27,6 +27,7 @@ from runtime.protocol.io_struct import (
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import tries
+from tests.unit.runtime.processes.shown_text import IncrementalText
 
 BYTES = TextTable(Vocabulary(tuple(bytes([value]) for value in range(256))), {256: b"<end>"})
 FALLBACK = TextTable(BYTES.vocabulary, BYTES.special, each_byte=True)

@@ -13,7 +13,6 @@ from runtime.ipc.address import Address
 from runtime.ipc.mailbox import MailboxClosed
 from runtime.ipc.plans import CALLS, Done, Failure, MaskReader, MaskWriter, arguments_of, call
 from runtime.ipc.wire import WIRE_TYPES
-from runtime.plan import Run
 from runtime.processes.pipeline import verbs
 from runtime.processes.pipeline.verbs import Verbs
 from runtime.protocol.control import VERBS, ControlOutput, PauseReq, ResumeMemoryReq, Verb, request_of
@@ -109,11 +108,10 @@ def test_a_runner_verb_reaches_the_runner_of_another_process(monkeypatch: pytest
 
 
 def test_arguments_arrive_with_their_types() -> None:
-    pairs = ((Run(0, 2), Run(4, 2)),)
-    assert arguments_of(call("copy_slots", pairs)) == (pairs,)
+    assert arguments_of(call("drop_images", (1, 2))) == ((1, 2),)
     assert arguments_of(call("restore_memory", ("weights",), "x")) == (("weights",), "x")
-    with pytest.raises(WireError, match="not a copy_slots"):
-        arguments_of(call("copy_slots", "x"))
+    with pytest.raises(WireError, match="not a drop_images"):
+        arguments_of(call("drop_images", "x"))
     with pytest.raises(WireError, match="unknown call 'close'"):
         arguments_of(call("close"))
     with pytest.raises(WireError, match="a verify cannot be written"):

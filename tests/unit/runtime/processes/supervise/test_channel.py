@@ -1,8 +1,9 @@
-"""The pipe between supervisor and child: frames, whatever pieces they come in, and strangers' bytes."""
+"""The socket pair between supervisor and child: frames, whatever pieces they come in."""
 
 from __future__ import annotations
 
-import os
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
+from runtime.ipc.address import Address
+from runtime.ipc.mailbox import MemoryMailbox
 from runtime.ipc.socket_mailbox import Frames, frame
 from runtime.processes.supervise.channel import (
     FROM_CHILD,
     MAX_BYTES,
     TO_CHILD,
-    ChildEnd,
     ChildSpec,
     Failed,
     Go,
@@ -26,7 +28,8 @@ from runtime.processes.supervise.channel import (
     Report,
     Stop,
 )
-from runtime.protocol.errors import BadRequest, InternalFault, WireError
+from runtime.processes.supervise.lifecycle import Lifecycle
+from runtime.protocol.errors import BadRequest, WireError
 from tests.exploring import tries
 
 REPORTS: list[Report] = [Ready({"slots": 5}), Heartbeat(1.5), Failed(BadRequest("no", where="x").to_dict())]
@@ -62,49 +65,35 @@ def test_a_frame_that_cannot_be_one_is_refused() -> None:
 
 
 @pytest.fixture
-def pipes() -> tuple[ChildEnd, int, int]:
-    """A child's end, where to write its orders, and where to read its reports."""
-    orders, write = os.pipe()
-    read, reports = os.pipe()
-    return ChildEnd(os.fdopen(orders, "rb", buffering=0), reports), write, read
+def ends() -> Iterator[tuple[Address, Address]]:
+    """The supervisor's end of a socket pair, and the child's."""
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        yield Address.fd(mine.fileno()), Address.fd(theirs.fileno())
 
 
-def test_the_childs_end(pipes: tuple[ChildEnd, int, int]) -> None:
-    end, write, read = pipes
-    os.write(write, b"".join(frame(TO_CHILD.encode(item)) for item in (SPEC, *ORDERS)))
-    assert end.spec() == SPEC
-    assert [end.order(), end.order()] == ORDERS
+def test_orders_and_reports_arrive(ends: tuple[Address, Address]) -> None:
+    supervisor, child = ends
+    orders, got = supervisor.outbox(TO_CHILD), child.inbox(TO_CHILD)
+    told, reports = child.outbox(FROM_CHILD), supervisor.inbox(FROM_CHILD)
+    for item in (SPEC, *ORDERS):
+        orders.send(item)
+    assert got.receive(5) == [SPEC, *ORDERS]
+    lifecycle = Lifecycle(got, told, SPEC)
     for report in REPORTS:
-        end.report(report)
-    told = Frames(MAX_BYTES).feed(os.read(read, 1 << 16))
-    assert [FROM_CHILD.decode(data) for data in told] == REPORTS
-    os.close(write)
-    assert end.order() is None
-    os.close(read)
-    end.report(Heartbeat())  # nobody reads: no error
-    end.close()
+        lifecycle.report(report)
+    assert reports.receive(5) == REPORTS
+    for end in (orders, got, told, reports):
+        end.close()
 
 
-def test_a_supervisor_that_does_not_read_stops_no_child(pipes: tuple[ChildEnd, int, int]) -> None:
-    end, write, read = pipes
+def test_a_supervisor_that_does_not_read_stops_no_child(ends: tuple[Address, Address]) -> None:
+    _, child = ends
+    told = child.outbox(FROM_CHILD, timeout_s=0.0)
+    lifecycle = Lifecycle(MemoryMailbox(), told, SPEC)
     for _ in range(20_000):
-        end.report(Heartbeat(1.0))
-    os.close(write)
-    os.close(read)
-    end.close()
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00", b"\x00\x00\x00\x01x", b"hello there, child", frame(FROM_CHILD.encode(Heartbeat()))]
-)
-def test_a_stdin_without_a_configuration_is_an_error(pipes: tuple[ChildEnd, int, int], data: bytes) -> None:
-    end, write, read = pipes
-    os.write(write, data)
-    os.close(write)
-    with pytest.raises(InternalFault):
-        end.spec()
-    os.close(read)
-    end.close()
+        lifecycle.report(Heartbeat(1.0))
+    told.close()
 
 
 def test_a_spec_does_not_show_its_key() -> None:

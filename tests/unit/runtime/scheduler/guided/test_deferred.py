@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runtime.processes.checkpoint.tokenizer import TextTable
-from runtime.processes.pipeline.detokenizer import IncrementalText
 from runtime.protocol.constraint import Constraint
+from tests.unit.runtime.processes.shown_text import IncrementalText
 
 FORCED = "st and then st|st by the st"
 TEXTS = tuple(FORCED.encode().split(b"|"))
