@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from runtime.protocol.messages import RAW_ROLE
-from runtime.protocol.registry import Registry, UnknownName
+from runtime.protocol.registry import UnknownName
 from sglang_dsl.backends import as_backend
 from sglang_dsl.errors import BadProgram, NoBackend
 from sglang_dsl.errors.tracebacks import Discarded, exposed
@@ -42,17 +42,6 @@ from sglang_dsl.ir.syntax import KEPT, added, marked
 from sglang_dsl.settings import global_config
 
 M = TypeVar("M", RoleBegin, RoleEnd)
-
-# More names that programs written for sglang import from this module.
-_LATE: Registry[Any] = Registry(
-    "word",
-    {
-        "Engine": "runtime.api:Engine",
-        "Runtime": "sglang_dsl.console.server_process:Runtime",
-        "function": "sglang_dsl.function:function",
-    },
-    extras={"Engine": "runtime"},
-)
 
 
 @exposed
@@ -293,6 +282,9 @@ def get_server_info(backend: Any = None) -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
+    """More names that programs written for sglang import from this module."""
     if name in ("Engine", "Runtime", "function"):
-        return _LATE.load(name)
+        import sglang_dsl
+
+        return getattr(sglang_dsl, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,8 +93,7 @@ def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = 
 
 
 def load_image(source: Any) -> tuple[Any, tuple[int, int]]:
-    """A PIL image and its size (width, height) in pixels, from a path, an address, bytes or a PIL image.
-    Raises MissingExtra without Pillow."""
+    """A PIL image and its size (width, height), from a path, an address, bytes or a PIL image."""
     try:
         pictures: Any = importlib.import_module("PIL.Image")
     except ImportError as error:
@@ -309,8 +308,7 @@ def is_in_ci() -> bool:
 def dump_bench_raw_result(
     path: str | None, states: Sequence[Any], preds: Sequence[Any], labels: Sequence[Any]
 ) -> None:
-    """One JSON line per state: its number, prompt, output, and whether the prediction was right. Nothing
-    where `path` is None."""
+    """One JSON line per state: its number, prompt, output, and whether the prediction was right."""
     if not path:
         return
     with open(path, "w", encoding="utf-8") as out:

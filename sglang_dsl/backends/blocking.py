@@ -5,7 +5,6 @@ state and a set of sampling parameters. Knows no programs.
 from __future__ import annotations
 
 import abc
-import asyncio
 import copy
 import dataclasses
 import functools
@@ -28,7 +27,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.choices import METHODS, ChoicesDecision
-from sglang_dsl.concurrency.threads import Threads
+from sglang_dsl.concurrency.threads import Threads, awaited
 from sglang_dsl.errors import BackendError, Unsupported
 
 T = TypeVar("T")
@@ -39,8 +38,7 @@ _OPTIONS = frozenset({"return_text_in_logprobs"})
 
 @dataclass
 class SglSamplingParams:
-    """The sampling parameters of a generation, without defaults. `dtype` is None: a dtype is sent as its
-    regex."""
+    """The sampling parameters of a generation. `dtype` is None: a dtype is sent as its regex."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -212,9 +210,7 @@ class _OnThreads(Backend):
         text, meta = await self._call(self._inner.generate, view, params)
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
-            raise BackendError(
-                f"generate returned {text!r:.200} instead of {call.n} texts", backend=self.name
-            )
+            raise BackendError(f"generate returned {text!r:.200} instead of {call.n} texts")
         return Completion(texts, dict(meta or {}))
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
@@ -242,9 +238,7 @@ class _OnThreads(Backend):
             (result.decision, result.meta_info) if isinstance(result, ChoicesDecision) else (result, {})
         )
         if choice not in call.choices:
-            raise BackendError(
-                f"select returned {choice!r:.80}, which is not one of the options", backend=self.name
-            )
+            raise BackendError(f"select returned {choice!r:.80}, which is not one of the options")
         index, prior = call.choices.index(choice), (0.0,) if call.unconditional else None
         scores = (
             ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
@@ -297,7 +291,7 @@ class _OnThreads(Backend):
         if constraint is not None and constraint.kind not in _FORMS:
             unable.append(constraint.kind)
         if unable := sorted({*unable, *(call.options.keys() - _OPTIONS)}):
-            raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}", backend=self.name)
+            raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}")
         form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
         return SglSamplingParams(
             **{name: value for name, value in values.items() if name in fields},
@@ -311,28 +305,7 @@ class _OnThreads(Backend):
 
     async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method on a thread. Raises Unsupported if the subclass does not implement it."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def work() -> None:
-            try:
-                outcome: Any = functools.partial(_settle, done, method(*arguments), None)
-            except Exception as error:  # noqa: BLE001 - raised where it is awaited
-                outcome = functools.partial(_settle, done, None, error)
-            loop.call_soon_threadsafe(outcome)
-
-        self._threads.submit(work)
         try:
-            return await done
+            return await awaited(self._threads.submit, functools.partial(method, *arguments))
         except NotImplementedError as error:
-            what = getattr(method, "__name__", "this")
-            raise Unsupported(f"{self.name} has no {what}", backend=self.name) from error
-
-
-def _settle(done: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if done.done():
-        return  # cancelled
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(value)
+            raise Unsupported(f"{self.name} has no {getattr(method, '__name__', 'this')}") from error

@@ -102,8 +102,7 @@ class RuntimeEndpoint(RuntimeBackend):
         return f"RuntimeEndpoint({self.base_url!r})"
 
     def __reduce__(self) -> Any:
-        """For worker processes of a batch: another endpoint of the same server, with connections of its
-        own."""
+        """For worker processes of a batch: another endpoint of the same server."""
         return functools.partial(RuntimeEndpoint, lazy=True, **self._arguments), (self.base_url,)
 
     @property
@@ -117,8 +116,7 @@ class RuntimeEndpoint(RuntimeBackend):
 
     @property
     def model_info(self) -> dict[str, Any]:
-        """What the server reports about its model: model_path and more. Requested once. Raises
-        BackendError."""
+        """What the server reports about its model. Requested once. Raises BackendError."""
         if self._model_info is None:
             self._model_info = background().run(self._get("/model_info"), INFO_S + GRACE_S)
         return self._model_info
@@ -151,8 +149,7 @@ class RuntimeEndpoint(RuntimeBackend):
 
     async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
         answer = await self.request("/generate", as_json(request), request.timeout_s)
-        answers = answer if isinstance(answer, list) else [answer]
-        return [output_of(one, self.name) for one in answers]
+        return [output_of(one, self.name) for one in (answer if isinstance(answer, list) else [answer])]
 
     def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
         return self.pieces(as_json(request), request.timeout_s)
@@ -160,8 +157,7 @@ class RuntimeEndpoint(RuntimeBackend):
     async def tool_parser(self) -> str | None:
         if self._model_info is None:
             self._model_info = await self._get("/model_info")
-        parser: str | None = self._model_info.get("tool_parser")
-        return parser
+        return self._model_info.get("tool_parser")
 
     async def pieces(
         self, body: Mapping[str, Any], timeout: float | None = None
@@ -179,7 +175,6 @@ class RuntimeEndpoint(RuntimeBackend):
         if not stream.finished:
             raise BackendError(
                 f"the stream broke off after {stream.length} characters",
-                backend=self.name,
                 retryable=True,
                 hint="the server may have stopped; its log says why",
             )
@@ -208,7 +203,6 @@ class RuntimeEndpoint(RuntimeBackend):
         if prompt.tools:
             raise Unsupported(
                 "a chat template that is set here renders no tools",
-                backend=self.name,
                 hint="leave chat_template to the server",
             )
         with self.faults():
@@ -244,8 +238,7 @@ class RuntimeEndpoint(RuntimeBackend):
     # -- within ----------------------------------------------------------------------------------------------
 
     async def _unless(self, statuses: Set[int], path: str, body: Any = None, timeout: float = INFO_S) -> Any:
-        """The JSON of the answer to a GET, or with a body to a POST; None if its status is one of these.
-        Raises BackendError."""
+        """The JSON of the answer to a GET, or a POST of `body`; None for these statuses."""
         try:
             if body is None:
                 return await self._transport.get(path, timeout)
@@ -284,8 +277,7 @@ def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
 
 
 def _check_reachable(url: str) -> None:
-    """Connect once and close the connection. Raises BackendError if nothing listens. A server behind a proxy
-    is not checked: the proxy would answer."""
+    """Raises BackendError if nothing listens; not checked behind a proxy, which would answer."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):

@@ -6,6 +6,7 @@ loaded by name when a model is requested.
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -14,13 +15,17 @@ from typing import Any, ClassVar
 import msgspec
 
 from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.reply import was_cut
+from runtime.formats.tools.constraints import structure_constraint
+from runtime.formats.tools.parser import FunctionCallParser, detector_of
+from runtime.formats.tools.schema import rewritten
+from runtime.formats.tools.types import Tool
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputDelta, new_rid
 from runtime.protocol.registry import Registry
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.local_tools import held_to_tools, with_calls
 from sglang_dsl.backends.common.native import as_program_error, choices_request, scores_of
 from sglang_dsl.conversation.requests import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
@@ -82,13 +87,11 @@ class RuntimeBackend(Backend):
     async def generate(self, call: Call) -> Completion:
         if call.may_call_tools:
             if call.n != 1:
-                raise Unsupported(
-                    "a reply that may call tools is one text", backend=self.name, hint="use n=1"
-                )
-            held, parser = held_to_tools(call, await self.tool_parser(), self.name)
+                raise Unsupported("a reply that may call tools is one text", hint="use n=1")
+            held, parser = _held_to_tools(call, await self.tool_parser())
             [output] = await self._answers(self.as_request(held))
             self.token_usage.count(output.meta)
-            return with_calls(output.text, output.meta, held, parser)
+            return _with_calls(output.text, output.meta, held, parser)
         outputs = await self._answers(self.as_request(call), call.n)
         meta = dict(outputs[0].meta) if call.n == 1 else _summed([output.meta for output in outputs])
         self.token_usage.count(meta)
@@ -117,7 +120,7 @@ class RuntimeBackend(Backend):
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         request = choices_request(call, self._prompt(call.prompt))
         [output] = await self._answers(request)
-        error = BackendError(f"the {self.peer} returned a choice without scores", backend=self.name)
+        error = BackendError(f"the {self.peer} returned a choice without scores")
         scores = scores_of(output, call, error)
         self.token_usage.count(scores.meta)
         return scores
@@ -133,7 +136,6 @@ class RuntimeBackend(Backend):
         if unknown := sorted(call.options.keys() - OPTIONS):
             raise Unsupported(
                 f"the {self.peer} does not take {', '.join(unknown)}",
-                backend=self.name,
                 hint=f"it takes {', '.join(sorted(OPTIONS))}",
             )
         sampling = call.sampling if call.n == 1 else msgspec.structs.replace(call.sampling, n=call.n)
@@ -153,13 +155,12 @@ class RuntimeBackend(Backend):
     async def _answers(self, request: GenerateReqInput, n: int = 1) -> list[GenerateOutput]:
         outputs = await self.submit(request)
         if len(outputs) != n:
-            raise BackendError(f"the {self.peer} sent {len(outputs)} answers for {n}", backend=self.name)
+            raise BackendError(f"the {self.peer} sent {len(outputs)} answers for {n}")
         return outputs
 
 
 def _summed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One meta for several samples: the first one's, with its counters summed, and all of them as
-    "samples"."""
+    """One meta for several samples: the first one's with summed counters, and all as "samples"."""
     total = {key: sum(int(meta.get(key) or 0) for meta in metas) for key in _SUMMED}
     return {**metas[0], **total, "samples": [dict(meta) for meta in metas]}
 
@@ -189,6 +190,60 @@ class _PerToken:
     def whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """`meta` with all entries."""
         return {**meta, **{name: list(entries) for name, entries in self._entries.items()}}
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+def _held_to_tools(call: Call, key: str | None) -> tuple[Call, str]:
+    """The call with its reply constrained to calls of its tools, and the parser of that reply. `key`: the
+    model's format. Raises Unsupported if that is not known and the reply is free."""
+    tools = [_strict(one) for one in call.prompt.tools]
+    detector = None if key is None else detector_of(key)
+    constraint = structure_constraint(detector, tools, call.tool_choice, call.parallel_tools)
+    parser = key if constraint is None or constraint.key is None else constraint.key
+    if parser is None:
+        raise Unsupported(
+            "this model's tool call format is not known",
+            hint='start it with tool_call_parser, or use tool_choice="required"',
+        )
+    shape = None if constraint is None else Constraint(constraint.kind, json.dumps(constraint.spec))
+    sampling = msgspec.structs.replace(call.sampling, skip_special_tokens=False)
+    return msgspec.structs.replace(call, sampling=sampling, constraint=shape), parser
+
+
+def _with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> Completion:
+    """The completion of a reply to _held_to_tools(), with its calls; a reply that was cut calls nothing."""
+    if was_cut(meta) or (meta.get("finish_reason") or {}).get("type") == "length":
+        return Completion((text,), dict(meta))
+    reader = FunctionCallParser(call.prompt.tools, parser, incremental=call.constraint is not None)
+    text, calls = reader.parse_non_stream(text)
+    if not calls:
+        return Completion((text,), dict(meta))
+    earlier = sum(len(message.tool_calls) for message in call.prompt.messages)
+    meta_calls = [
+        {"id": _id(parser, str(one.name), number), "name": one.name, "arguments": one.parameters}
+        for number, one in enumerate(calls, earlier)
+    ]
+    return Completion((text,), {**meta, "tool_calls": meta_calls})
+
+
+def _id(parser: str, name: str, number: int) -> str:
+    """By its number in the conversation, so that a repeated run has the same prompts. Some templates take 9
+    letters and digits only; Kimi's has its own form."""
+    return f"functions.{name}:{number}" if parser == "kimi_k2" else f"call{number:05d}"
+
+
+def _strict(function: Mapping[str, Any]) -> Tool:
+    """A tool whose calls are constrained to its schema, without other members."""
+    tool = Tool.of(function)
+    return Tool(tool.name, rewritten(tool.parameters, _closed), tool.description, strict=True)
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    if "properties" in schema and not schema.keys() & {"allOf", "patternProperties", "unevaluatedProperties"}:
+        schema.setdefault("additionalProperties", False)
+    return schema
 
 
 # -- in this process -----------------------------------------------------------------------------------------
@@ -237,8 +292,7 @@ class EngineBackend(RuntimeBackend):
     def chat_template(self) -> ChatTemplate | None:
         """The engine's chat template as a prefix and a suffix for each role, for inspection. None if it has
         none, or if only its Jinja text can express it. The engine itself renders the prompts."""
-        template: ChatTemplate | None = self._engine.chat_template
-        return template
+        return self._engine.chat_template  # type: ignore[no-any-return]
 
     async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
         params = request.sampling_params
@@ -249,12 +303,10 @@ class EngineBackend(RuntimeBackend):
         return await _all([self._submit(_sample(request, index)) for index in range(params.n)])
 
     def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
-        answers: AsyncIterator[OutputDelta] = self._engine.stream_deltas(request)
-        return answers
+        return self._engine.stream_deltas(request)  # type: ignore[no-any-return]
 
     async def tool_parser(self) -> str | None:
-        parser: str | None = self._engine.tool_parser
-        return parser
+        return self._engine.tool_parser  # type: ignore[no-any-return]
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         with self.faults():
@@ -291,8 +343,7 @@ class EngineBackend(RuntimeBackend):
 
     async def _submit(self, request: GenerateReqInput) -> GenerateOutput:
         with self.faults(str(request.rid)):
-            output: GenerateOutput = await self._engine.submit(request)
-            return output
+            return await self._engine.submit(request)  # type: ignore[no-any-return]
 
 
 def _prompt_alone(request: GenerateReqInput) -> GenerateReqInput:

@@ -105,8 +105,7 @@ def _here() -> Iterator[Finding]:
 
 
 def requirements() -> dict[str, list[str]]:
-    """The distributions that each extra installs, also by the extras in it. Empty if this runs from a folder
-    that was not installed."""
+    """The distributions that each extra installs. Empty if the package was not installed."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -30,8 +30,7 @@ WAIT_S = 30.0
 
 
 def main(files: Sequence[str], *, live: bool, browser: bool, port: int = 0) -> int:
-    """Serve the page until Ctrl-C. Raises BadProgram for a file that is missing or no run file, and for a
-    port in use."""
+    """Serve the page until Ctrl-C. Raises BadProgram for a bad file or a port in use."""
     if len(files) > MAX_FILES:
         raise BadProgram(f"{len(files)} files; at most {MAX_FILES} are shown together")
     if not 0 <= port < 1 << 16:

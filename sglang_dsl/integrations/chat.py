@@ -18,7 +18,7 @@ from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Until, awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.requests import Ledger
-from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
+from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled, ProgramError
 from sglang_dsl.interpreter import parameters
 from sglang_dsl.interpreter.calls import CallContext, Calls
 from sglang_dsl.interpreter.lower import lower
@@ -115,7 +115,11 @@ class Chat:
 async def _generate(name: str, backend: Backend, call: Call, **kwargs: Any) -> Completion:
     """Raises InvalidValue if the reply violates its constraint."""
     context = CallContext("gen", None, (), 0, timeout=call.timeout)
-    done = await Calls(name, backend, Ledger()).generate(context, call, **kwargs)
+    try:
+        done = await Calls(name, backend, Ledger()).generate(context, call, **kwargs)
+    except ProgramError as error:
+        error.backend = error.backend or backend.name
+        raise
     if (fault := done.meta.get("invalid")) is not None:
         raise InvalidValue(f"the reply is not what was asked for: {fault}; it is {done.texts[0]!r:.200}")
     return done
@@ -178,8 +182,7 @@ class Reply:
         return await self._whole(awaiting)
 
     def pieces(self) -> Iterator[str]:
-        """The text while it is generated; leaving early cancels the request. Raises the error of the
-        request."""
+        """The text while it is generated; leaving early cancels the request. Raises its error."""
         return iterate_here(self._pieces(blocking))
 
     def apieces(self) -> AsyncGenerator[str, None]:

@@ -53,8 +53,7 @@ class Tool:
 
 
 def runners_of(tools: object) -> dict[str, Runner]:
-    """The runners of one tool, or of several in an iterable. Raises BadProgram, MissingExtra, and errors of a
-    tool server."""
+    """The runners of one tool, or of several. Raises BadProgram, MissingExtra, a server's errors."""
     single = isinstance(tools, str | Mapping | Tool | type | ToolServer) or not isinstance(tools, Iterable)
     runners: dict[str, Runner] = {}
     for one in [tools] if single else tools:  # type: ignore[attr-defined]

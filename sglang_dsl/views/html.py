@@ -263,8 +263,7 @@ def _seconds(value: Any) -> float:
 
 
 def constraint_report(meta: Mapping[str, Any]) -> str:
-    """How a call's constraint was enforced: the grammar backend, what it could not enforce, and repairs. ""
-    without a constraint."""
+    """How a constraint was enforced: backend, what was left out, repairs. "" without one."""
     grammar = meta.get("grammar")
     if not isinstance(grammar, Mapping):
         return ""

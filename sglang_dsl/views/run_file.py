@@ -163,8 +163,7 @@ def write_run(path: str | os.PathLike[str]) -> Iterator[RunWriter]:
 
 
 def read_run(path: str | os.PathLike[str], *, growing: bool = False) -> list[Line]:
-    """The lines of a run file, without an incomplete last one. `growing`: the file may still be empty. Raises
-    BadProgram, which names the line."""
+    """The complete lines of a run file. `growing`: it may still be empty. Raises BadProgram."""
     name = os.fspath(path)
     try:
         size = Path(path).stat().st_size

@@ -54,8 +54,7 @@ class Html(str):
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, last: Sequence[str] | None = None
 ) -> str:
-    """Cells are text, or Html. The first `left` columns are text, the others numbers. `last`: a row of
-    sums."""
+    """Cells are text, or Html; the first `left` columns are no numbers. `last`: a row of sums."""
     body = "".join(_row(row, "td", left) for row in rows)
     end = "" if last is None else _row(last, "td", left, "sum")
     return element("div", element("table", _row(head, "th", left) + body + end), "wide")

@@ -63,8 +63,7 @@ def check_form(form: str) -> None:
 
 
 def show(state: Snapshot, console: Console | None = None, form: str = "tree") -> None:
-    """Print a state: as a "tree" of its turns, error and usage, or its calls as a "mermaid" or "dot" diagram.
-    Raises BadProgram for another form."""
+    """Print a state as a "tree", or its calls as a "mermaid" or "dot" diagram. Raises BadProgram."""
     check_form(form)
     console = console or Console()
     if form == "tree":
@@ -104,8 +103,7 @@ def _panels(parts: Sequence[Block | Branches]) -> list[RenderableType]:
 
 
 def usage_table(state: Snapshot) -> Table:
-    """A row for each call, and the sums. If calls had constraints, a column says which grammar backend
-    enforced each; "jumped" counts tokens that a constraint forced."""
+    """A row for each call, and the sums; a column for constraints if there are any."""
     table = Table(title=Text(f"{state.program}: calls"), title_justify="left")
     for column in ("call", "branch", *(key.removesuffix("_tokens") for key in COUNTED), "seconds"):
         table.add_column(column, justify="left" if column in ("call", "branch") else "right")

@@ -24,8 +24,7 @@ _CANDIDATES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_
 
 
 def example(pattern: str, pick: Callable[[int], int] = lambda size: 0) -> str:
-    """A text that `pattern` matches in full. `pick(n)` chooses among n alternatives, or n characters of a
-    range. Raises ValueError."""
+    """A text that matches `pattern`; pick(n) chooses one of n alternatives. Raises ValueError."""
     text = _sequence(parser.parse(pattern), pick, {})
     if re.fullmatch(pattern, text) is None:
         raise ValueError(f"no example found for the regex {pattern!r}")

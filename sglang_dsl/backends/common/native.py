@@ -32,8 +32,7 @@ _KINDS: tuple[tuple[type[RuntimeFault], type[ProgramError]], ...] = (
 def as_program_error(
     fault: RuntimeFault, backend: str, request_id: str | None, *, status: int | None = None
 ) -> ProgramError:
-    """The language's error for a fault of the runtime. status: of the HTTP answer, if it differs from the
-    fault's own."""
+    """The language's error for a fault of the runtime. status: of the HTTP answer, if it differs."""
     kind = next(kind for fault_kind, kind in _KINDS if isinstance(fault, fault_kind))
     return kind(
         f"{fault.where}: {fault.message}" if fault.where else fault.message,
@@ -68,8 +67,7 @@ def as_json(request: GenerateReqInput) -> dict[str, Any]:
 
 
 def check_answer(answer: Any, backend: str) -> None:
-    """Raise the error that an answer of POST /generate, or an event of its stream, reports, and BackendError
-    if it is no answer."""
+    """Raise the error in an answer of POST /generate, or BackendError if it is no answer."""
     match answer:
         case {"error": dict(error)}:
             raise error_of(error, backend)

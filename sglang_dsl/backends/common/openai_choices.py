@@ -27,8 +27,7 @@ def best(fits: dict[str, float], token: str) -> str:
 
 
 def drawn(temperature: float, random_numbers: random.Random) -> Picks:
-    """A draw at a temperature: the token that the model drew, if it continues an option; else one of those
-    that do, by their probabilities."""
+    """The token that the model drew, if it continues an option; else a draw among those that do."""
 
     def pick(fits: dict[str, float], token: str) -> str:
         if token in fits:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from runtime.protocol.messages import Message, ToolCall
 from sglang_dsl.backends.base import Prompt
@@ -32,7 +31,6 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
                 continue
             raise Unsupported(
                 f"{backend} supports only turns; the text {str(message.content)[:60]!r} is outside of a turn",
-                backend=backend,
                 hint="put it into user(...) or system(...)",
             )
         if not message.open:
@@ -41,13 +39,11 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
         if message.role != "assistant":
             raise Unsupported(
                 f"{backend} replies as the assistant; a turn of {message.role!r} is open",
-                backend=backend,
                 hint="generate inside assistant(...)",
             )
         return done, (message if message.content else None)
     raise Unsupported(
         f"{backend} replies only in an assistant turn; none is open",
-        backend=backend,
         hint="generate inside assistant(...)",
     )
 
@@ -97,19 +93,34 @@ def error_of(fault: HttpFault, backend: str) -> ProgramError:
 
 # -- media ---------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image part. `data`: base64, None if only its URL is known; `mime`: its media type, "" then."""
-
-    url: str
-    mime: str = ""
-    data: str | None = None
+Part: TypeAlias = dict[str, Any]
 
 
-def image_of(part: Mapping[str, Any]) -> Image:
-    """The image of an OpenAI-style part, whose URL may carry the data itself (RFC 2397)."""
-    source = part.get("image_url")
-    url = source.get("url", "") if isinstance(source, Mapping) else str(source or "")
-    match = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-    return Image(url, match[1], match[2]) if match else Image(url)
+def parts_of(
+    message: Message,
+    backend: str,
+    text: Callable[[str], Part],
+    image: Callable[[str, str, str | None], Part],
+) -> list[Part]:
+    """The parts of a turn, as an API takes them. Raises Unsupported for other media.
+
+    text   makes the part of a text
+    image  makes that of an image, from its URL, its media type and its data in base64; "" and None if only
+           the URL is known
+    """
+    if isinstance(message.content, str):
+        return [text(message.content)]
+    parts = []
+    for part in message.content:
+        match part:
+            case {"type": "text", "text": str(content)}:
+                parts.append(text(content))
+            case {"type": "image_url"}:
+                source = part.get("image_url")
+                url = source.get("url", "") if isinstance(source, Mapping) else str(source or "")
+                # The URL may carry the data itself (RFC 2397).
+                match = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+                parts.append(image(url, *(match.groups() if match else ("", None))))
+            case _:
+                raise Unsupported(f"{backend} supports text and images, not {part.get('type')!r}")
+    return parts

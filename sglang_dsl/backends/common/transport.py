@@ -31,8 +31,7 @@ MAX_EVENT_CHARS = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`connect_s`: seconds for a connection; `read_s`: between two pieces of an answer; `retries`: how often
-    a request that did not begin is sent again; `connections`: open at once."""
+    """Seconds for a connection and between two pieces; retries; connections open at once."""
 
     connect_s: float = 10.0
     read_s: float = 600.0
@@ -262,8 +261,7 @@ def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> 
 
 
 class EventDecoder:
-    """Bytes in any pieces -> the data of each event (WHATWG HTML, section "server-sent events"). Fields other
-    than data, and comments, are ignored."""
+    """Bytes in any pieces -> the data of each server-sent event (WHATWG HTML)."""
 
     def __init__(self) -> None:
         self._bytes = b""

@@ -74,8 +74,7 @@ def _input(mark: str) -> str:
 
 
 def complete(text: str) -> bool:
-    """Whether a cell may end here: a command, or Python that needs no more lines. An empty line ends a
-    block."""
+    """Whether a cell may end here: a command, or whole Python. An empty line ends a block."""
     if not text.strip() or text.lstrip()[:1] in (":", "%"):
         return True
     last = text.rsplit("\n", 1)[-1]
@@ -96,8 +95,7 @@ def complete(text: str) -> bool:
 
 
 class MessagePrompt:
-    """Edits messages of a chat, and passes its reader to `run`. Raises ImportError if prompt_toolkit is not
-    installed."""
+    """Edits messages of a chat. Raises ImportError without prompt_toolkit."""
 
     def __init__(self, session: Session, run: Callable[[Callable[[], str]], int]) -> None:
         from prompt_toolkit import PromptSession
@@ -152,8 +150,7 @@ def raise_failure(session: Session) -> None:
 
 
 def wake(prompt: PromptSession[str], session: Session) -> None:
-    """Called from any thread when the backend is open, or failed to: redraws the prompt, or ends it with the
-    error."""
+    """Redraw the prompt, or end it with the error of opening the backend. Safe from any thread."""
     app, error = prompt.app, session.opening.exception()
     loop = app.loop
     if loop is None or not app.is_running:

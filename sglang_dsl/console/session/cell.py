@@ -46,8 +46,7 @@ def mentions(code: str, name: str) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """An error for the user: the frames of the user's own code, or "" if there is only one short one, and the
-    message."""
+    """An error for the user: the frames of the user's code if there are several, and the message."""
     if isinstance(error, ProgramError):
         source = f" [{error.source}]" if error.source is not None else ""
         hint = f"\n{error.hint}" if error.hint else ""

@@ -35,8 +35,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command did. `show`: for rich to print; `outcome`: of the cell that it ran; `leave`: whether the
-    session ends."""
+    """`show`: for rich to print; `outcome`: of the cell that it ran; `leave`: ends the session."""
 
     show: Any = None
     outcome: Outcome | None = None
@@ -66,8 +65,7 @@ def _command(about: str, takes: str = "", kind: str = "") -> Callable[[T], T]:
 
 
 def call(session: Session, line: str, view: View | None = None) -> Result:
-    """Run a command line, given without its ":" or "/". Raises BadProgram for an unknown command, and what
-    the command raises."""
+    """Run a command line, without its ":" or "/". Raises BadProgram, and what the command raises."""
     name, _, rest = line.strip().partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:

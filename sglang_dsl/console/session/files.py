@@ -74,8 +74,7 @@ class SavedSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save(session: Session, path: Path) -> list[str]:
-    """Write the session, atomically and for this user alone. Returns a sentence for each thing that could not
-    be kept as it is. Raises BadProgram."""
+    """Write the session atomically. Returns a note for each thing that is lost. Raises BadProgram."""
     at = session.standing.now()
     variables, entries = [], []
     notes: dict[str, None] = {}
@@ -113,8 +112,7 @@ def save(session: Session, path: Path) -> list[str]:
 
 
 def load(session: Session, path: Path) -> SavedSession:
-    """Put the session to the state in a file. Runs no code of it, and keeps the session's backend. Raises
-    BadProgram."""
+    """Put the session to the state in a file, without running its code. Raises BadProgram."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BadProgram(
@@ -152,8 +150,7 @@ def write(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def export(session: Session, path: Path) -> str:
-    """Write the cells that count as a program (.py) or as a notebook (.ipynb), on the same backend. Returns
-    which of the two. Raises BadProgram, MissingExtra."""
+    """Write the counted cells as .py or .ipynb; returns which. Raises BadProgram, MissingExtra."""
     if not session.counted():
         raise BadProgram("nothing to export: no cell was run")
     match path.suffix:

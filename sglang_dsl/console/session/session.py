@@ -179,8 +179,7 @@ class Session:
         self._programs.interrupt()
 
     def run(self, code: str, view: View | None = None, *, fresh: bool = False) -> Outcome:
-        """Run a cell and wait until all its generations are done. Ctrl-C stops it. `fresh`: it begins a new
-        conversation."""
+        """Run a cell until all its generations are done. `fresh`: it begins a new conversation."""
         with interrupts.held():
             return self._run(code, view, fresh)
 
@@ -259,8 +258,7 @@ class Session:
         return [one for one in self.standing.core.variables.values() if id(one) not in before]
 
     def _partial_state(self, begin: Transcript, before: Checkpoint) -> Checkpoint | None:
-        """The state that a stopped cell leaves: its text, including the running answer so far. None if no
-        model had generated anything."""
+        """The state that a stopped cell leaves; None if no model had generated anything."""
         core, partial = self.standing.core, self.standing.partial()
         transcript = core.so_far()
         variables = {name: one for name, one in core.variables.items() if one.error is None and one.done}
@@ -297,8 +295,7 @@ class Session:
         return undone
 
     def retry(self, view: View | None = None) -> Outcome:
-        """Take back the last cell that changed the state and run it again; if that fails, the earlier result
-        stays. Raises BadProgram."""
+        """Run the last cell that changed the state again; if it fails, the earlier result stays."""
         after, before = self.standing.now(), list(self.cells)
         [last] = self.undo()
         outcome = self.run(last.code, view, fresh=last.fresh)
