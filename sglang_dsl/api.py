@@ -1,8 +1,5 @@
-"""The functions that programs are written with. Each returns frozen nodes. None of them talks to a backend,
-except flush_cache and get_server_info.
-
-A wrong argument (a regex that cannot be compiled, no choices, a temperature below 0) raises BadProgram at
-once.
+"""The functions that programs are written with. Each returns frozen nodes; a wrong argument (a regex that
+cannot be compiled, no choices, a temperature below 0) raises BadProgram at once.
 """
 
 from __future__ import annotations
@@ -119,19 +116,8 @@ def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     if kind is str and not (KEPT and marked(cast(str, expr))):
         return Seq((begin, Text(cast(str, expr), src), end))
     if kind is Gen:
-        # gen returns the same node at each pass through a line; so does this.
-        key = (id(begin), id(expr))  # unique as long as the turn is kept
-        known = _TURNS.get(key)
-        if known is None or known.nodes[0] is not begin or known.nodes[1] is not expr:
-            if len(_TURNS) >= _MOST_TURNS:
-                _TURNS.clear()
-            known = _TURNS[key] = Seq((begin, cast(Gen, expr), end))
-        return known
+        return Seq((begin, cast(Gen, expr), end))
     return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
-
-
-_TURNS: dict[tuple[int, int], Seq] = {}
-_MOST_TURNS = 4096
 
 
 @functools.lru_cache(maxsize=4096)

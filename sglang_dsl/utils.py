@@ -1,6 +1,4 @@
-"""Small helpers that programs written for sglang import: files of JSON lines, states as text, downloads, a
-server in a process of its own, streams, the command line of benchmarks. Knows no programs.
-"""
+"""Small helpers that programs written for sglang import. Knows no programs."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import importlib
 import io
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -25,7 +22,7 @@ from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import separate_reasoning
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.console.server_options import server_command
+from sglang_dsl.console.server_options import end_process, server_command
 from sglang_dsl.ir import Node, Seq, leaves
 from sglang_dsl.launch_server import flags_of, runtime_flags
 
@@ -55,12 +52,8 @@ def dump_state_text(filename: str | os.PathLike[str], states: Iterable[Any], mod
     """Write the text of each state (or text) into a file, with a line before each that numbers it."""
     with open(filename, mode, encoding="utf-8") as out:
         for number, state in enumerate(states):
-            text = state if isinstance(state, str) else _text_of(state)
+            text = state.text() if callable(getattr(state, "text", None)) else str(state)
             out.write(f"{'=' * 40} {number} {'=' * 40}\n{text}\n\n")
-
-
-def _text_of(state: Any) -> str:
-    return str(state.text()) if callable(getattr(state, "text", None)) else str(state)
 
 
 def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = None) -> str:
@@ -202,14 +195,8 @@ def wait_for_server(base_url: str, timeout: float | None = 300.0, process: Any =
 
 def terminate_process(process: Any, timeout: float = 20.0) -> None:
     """End a server's process and all that it started."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout)
+    if process.poll() is None:
+        end_process(process, timeout)
 
 
 # -- text ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Anthropic: the Messages API (docs.anthropic.com, "Messages" and "Streaming Messages"), over HTTP.
 
-System turns before the first other turn are sent as the system prompt, in every request.
 Nothing is dropped: what the API cannot express raises Unsupported. It knows no model's peculiarities.
 """
 
@@ -14,7 +13,7 @@ from typing import Any
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Call, Delta, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiReply, ApiRequest
-from sglang_dsl.backends.common.prompts import Part, arguments, parts_of, turns
+from sglang_dsl.backends.common.prompts import Part, arguments_of, parts_of, turns
 from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
@@ -200,7 +199,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
         raise Unsupported(f"{backend} does not support turns of {message.role!r}")
     blocks = _blocks(message, backend)
     for call in message.tool_calls:
-        blocks.append({"type": "tool_use", "id": call.id or "", "name": call.name, "input": arguments(call)})
+        arguments = arguments_of(call.arguments) or {}
+        blocks.append({"type": "tool_use", "id": call.id or "", "name": call.name, "input": arguments})
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         return {"role": message.role, "content": blocks[0]["text"]}
     return {"role": message.role, "content": blocks}

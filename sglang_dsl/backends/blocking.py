@@ -1,6 +1,4 @@
-"""BaseBackend: base class for backends written for sglang, with blocking methods that take a view of the
-state and a set of sampling parameters. Knows no programs.
-"""
+"""BaseBackend: base class for backends written for sglang, with blocking methods. Knows no programs."""
 
 from __future__ import annotations
 
@@ -62,7 +60,6 @@ class SglSamplingParams:
     regex: str | None = None
 
     def clone(self) -> SglSamplingParams:
-        """A deep copy."""
         return copy.deepcopy(self)
 
     def to_openai_kwargs(self) -> dict[str, Any]:
@@ -126,11 +123,9 @@ class StateView:
     images_: list[Any] = field(default_factory=list)
 
     def text(self) -> str:
-        """`text_`."""
         return self.text_
 
     def messages(self) -> list[dict[str, Any]]:
-        """`messages_`."""
         return self.messages_
 
 

@@ -1,8 +1,5 @@
-"""RuntimeEndpoint: the bundled runtime as a server, over HTTP. Messages are sent as messages: the server
-renders them with its checkpoint's own template, unless a template is set here.
-
-It knows the server's native API (POST /generate, /flush_cache, GET /model_info, /server_info) and nothing
-about how the server works.
+"""RuntimeEndpoint: the bundled runtime as a server, over HTTP. The server renders messages with its
+checkpoint's own template, unless a template is set here.
 """
 
 from __future__ import annotations
@@ -145,8 +142,6 @@ class RuntimeEndpoint(RuntimeBackend):
         """`chat_template`."""
         return self.chat_template
 
-    # -- the verbs -------------------------------------------------------------------------------------------
-
     async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
         answer = await self.request("/generate", as_json(request), request.timeout_s)
         return [output_of(one, self.name) for one in (answer if isinstance(answer, list) else [answer])]
@@ -206,7 +201,11 @@ class RuntimeEndpoint(RuntimeBackend):
                 hint="leave chat_template to the server",
             )
         with self.faults():
-            return _rendered(prompt, self._template)
+            rendered = render(prompt.messages, self._template)
+            if rendered.videos or rendered.audios:
+                render_prompt(prompt.messages, self._template)  # raises TemplateError with the place
+        images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
+        return {"text": rendered.text, **({"image_data": images} if images else {})}
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         body = {"constraints": msgspec.to_builtins(list(constraints))}
@@ -234,8 +233,6 @@ class RuntimeEndpoint(RuntimeBackend):
 
     async def aclose(self) -> None:
         await self._transport.aclose()
-
-    # -- within ----------------------------------------------------------------------------------------------
 
     async def _unless(self, statuses: Set[int], path: str, body: Any = None, timeout: float = INFO_S) -> Any:
         """The JSON of the answer to a GET, or a POST of `body`; None for these statuses."""
@@ -265,15 +262,6 @@ class RuntimeEndpoint(RuntimeBackend):
                 backend=self.name,
             )
         return answer
-
-
-def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
-    """A request's fields for a prompt: text and images. Raises TemplateError for other media."""
-    rendered = render(prompt.messages, template)
-    if rendered.videos or rendered.audios:
-        render_prompt(prompt.messages, template)  # raises with the place
-    images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
-    return {"text": rendered.text, **({"image_data": images} if images else {})}
 
 
 def _check_reachable(url: str) -> None:

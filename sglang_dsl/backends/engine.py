@@ -1,6 +1,5 @@
-"""The bundled runtime as a backend: RuntimeBackend, which makes one GenerateReqInput of a call, and
-EngineBackend, which passes it to an engine in this process; endpoint.py sends it to a server. The engine is
-loaded by name when a model is requested.
+"""The bundled runtime as a backend: RuntimeBackend makes one GenerateReqInput of a call, and EngineBackend
+passes it to an engine in this process; endpoint.py sends it to a server.
 """
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
@@ -41,6 +40,7 @@ PER_TOKEN = (
     "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
 )  # fmt: skip
 """Lists in a stream's metadata that have one entry per token."""
+# Counters that are summed over several samples; the rest of their meta is the first one's.
 _SUMMED = ("completion_tokens", "jumped_tokens", "decode_steps")
 
 
@@ -93,7 +93,11 @@ class RuntimeBackend(Backend):
             self.token_usage.count(output.meta)
             return _with_calls(output.text, output.meta, held, parser)
         outputs = await self._answers(self.as_request(call), call.n)
-        meta = dict(outputs[0].meta) if call.n == 1 else _summed([output.meta for output in outputs])
+        meta = dict(outputs[0].meta)
+        if call.n > 1:
+            samples = [dict(output.meta) for output in outputs]
+            meta |= {key: sum(int(one.get(key) or 0) for one in samples) for key in _SUMMED}
+            meta["samples"] = samples
         self.token_usage.count(meta)
         return Completion(tuple(output.text for output in outputs), meta)
 
@@ -149,7 +153,6 @@ class RuntimeBackend(Backend):
         )
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
-        """The prompt's fields, and an id by which errors name the request."""
         return {"rid": new_rid(), **self.prompt_fields(prompt)}
 
     async def _answers(self, request: GenerateReqInput, n: int = 1) -> list[GenerateOutput]:
@@ -157,12 +160,6 @@ class RuntimeBackend(Backend):
         if len(outputs) != n:
             raise BackendError(f"the {self.peer} sent {len(outputs)} answers for {n}")
         return outputs
-
-
-def _summed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One meta for several samples: the first one's with summed counters, and all as "samples"."""
-    total = {key: sum(int(meta.get(key) or 0) for meta in metas) for key in _SUMMED}
-    return {**metas[0], **total, "samples": [dict(meta) for meta in metas]}
 
 
 class _PerToken:
@@ -188,7 +185,6 @@ class _PerToken:
         return {**meta, **fresh}
 
     def whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """`meta` with all entries."""
         return {**meta, **{name: list(entries) for name, entries in self._entries.items()}}
 
 
@@ -198,7 +194,11 @@ class _PerToken:
 def _held_to_tools(call: Call, key: str | None) -> tuple[Call, str]:
     """The call with its reply constrained to calls of its tools, and the parser of that reply. `key`: the
     model's format. Raises Unsupported if that is not known and the reply is free."""
-    tools = [_strict(one) for one in call.prompt.tools]
+    # Calls are constrained to their tool's schema.
+    tools = [
+        Tool(one.name, rewritten(one.parameters, _closed), one.description, strict=True)
+        for one in map(Tool.of, call.prompt.tools)
+    ]
     detector = None if key is None else detector_of(key)
     constraint = structure_constraint(detector, tools, call.tool_choice, call.parallel_tools)
     parser = key if constraint is None or constraint.key is None else constraint.key
@@ -234,13 +234,8 @@ def _id(parser: str, name: str, number: int) -> str:
     return f"functions.{name}:{number}" if parser == "kimi_k2" else f"call{number:05d}"
 
 
-def _strict(function: Mapping[str, Any]) -> Tool:
-    """A tool whose calls are constrained to its schema, without other members."""
-    tool = Tool.of(function)
-    return Tool(tool.name, rewritten(tool.parameters, _closed), tool.description, strict=True)
-
-
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Objects have no other members unless the schema allows them."""
     if "properties" in schema and not schema.keys() & {"allOf", "patternProperties", "unevaluatedProperties"}:
         schema.setdefault("additionalProperties", False)
     return schema
@@ -250,8 +245,6 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"})
-_OF_PROMPT = ("text", "messages", "tools", "template_kwargs", "allow_control_tokens", "suffix", "extra_key")
-"""Fields of a request that say what its prompt is, and where it is cached."""
 
 
 class EngineBackend(RuntimeBackend):
@@ -298,9 +291,11 @@ class EngineBackend(RuntimeBackend):
         params = request.sampling_params
         if params is None or params.n == 1:
             return [await self._submit(request)]
-        # First the prompt alone, so that the samples share it instead of each computing it.
-        await self._submit(_prompt_alone(request))
-        return await _all([self._submit(_sample(request, index)) for index in range(params.n)])
+        with self.faults(str(request.rid)):
+            outcomes = await self._engine.submit_batch(request)
+            if faults := [one for one in outcomes if isinstance(one, RuntimeFault)]:
+                raise faults[0]
+        return list(outcomes)
 
     def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
         return self._engine.stream_deltas(request)  # type: ignore[no-any-return]
@@ -344,27 +339,3 @@ class EngineBackend(RuntimeBackend):
     async def _submit(self, request: GenerateReqInput) -> GenerateOutput:
         with self.faults(str(request.rid)):
             return await self._engine.submit(request)  # type: ignore[no-any-return]
-
-
-def _prompt_alone(request: GenerateReqInput) -> GenerateReqInput:
-    """A request that puts the prompt of `request` into the prefix cache."""
-    fields = {name: getattr(request, name) for name in _OF_PROMPT}
-    return GenerateReqInput(rid=new_rid(), sampling_params=SamplingParams(max_new_tokens=0), **fields)
-
-
-def _sample(request: GenerateReqInput, index: int) -> GenerateReqInput:
-    """The request for one sample of a request with n > 1. With one seed, each sample has its own seed."""
-    params: SamplingParams = request.sampling_params
-    seed = None if params.seed is None else (params.seed + index) % 2**63
-    one = msgspec.structs.replace(params, n=1, seed=seed)
-    return msgspec.structs.replace(request, rid=new_rid(), sampling_params=one)
-
-
-async def _all(calls: Sequence[Coroutine[Any, Any, GenerateOutput]]) -> list[GenerateOutput]:
-    """Results in order; the first failure cancels the rest."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in calls]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [task.result() for task in tasks]

@@ -1,7 +1,6 @@
-"""Gemini: generateContent and streamGenerateContent, of the Gemini API or of Vertex AI, over HTTP.
-
-The wire format is that of ai.google.dev/api/generate-content. Nothing is dropped: what the API cannot express
-raises Unsupported. It fetches no credentials: the Gemini API needs a key, Vertex AI an access token.
+"""Gemini: generateContent and streamGenerateContent (ai.google.dev/api/generate-content), of the Gemini API
+or of Vertex AI. Nothing is dropped: what the API cannot express raises Unsupported. It fetches no
+credentials.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Call, Delta, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiReply, ApiRequest
-from sglang_dsl.backends.common.prompts import Part, arguments, parts_of, turns
+from sglang_dsl.backends.common.prompts import Part, arguments_of, parts_of, turns
 from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
@@ -295,7 +294,8 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
     for call in message.tool_calls:
         api_id, _, signature = (call.id or "").partition("#")
         call_id = {} if _is_numbered(call.id) else {"id": api_id}
-        part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments(call)}}
+        arguments = arguments_of(call.arguments) or {}
+        part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments}}
         if signature:
             part["thoughtSignature"] = signature
         parts.append(part)

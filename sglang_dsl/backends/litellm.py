@@ -1,7 +1,5 @@
-"""LiteLLM: many providers through the litellm package, which translates OpenAI's chat API for each of them.
-
-What a provider does not support, according to litellm, raises Unsupported. Nothing is dropped. It knows no
-provider.
+"""LiteLLM: many providers through the litellm package. What a provider does not support, according to
+litellm, raises Unsupported.
 """
 
 from __future__ import annotations
@@ -95,8 +93,6 @@ class LiteLLM(ApiBackend):
 
     async def aclose(self) -> None:
         return  # litellm keeps connections of its own
-
-    # -- within ----------------------------------------------------------------------------------------------
 
     async def _ask(self, body: dict[str, Any], timeout: float | None) -> Any:
         if self._package is None:  # it takes seconds to import: beside the loop, once

@@ -1,7 +1,5 @@
-"""MockBackend: a deterministic backend in this process, for tests of programs. No model, no network.
-
-Replies are scripted, or invented: text that the constraint accepts, or a few words that depend only on the
-prompt. Stop strings, max_tokens, n and usage work as in every backend. Other parameters raise Unsupported.
+"""MockBackend: a deterministic backend in this process, for tests of programs. Stop strings, max_tokens, n
+and usage work as in every backend; other parameters raise Unsupported.
 """
 
 from __future__ import annotations
@@ -201,7 +199,6 @@ class MockBackend(Backend):
     # -- replies ---------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """One more call is running."""
         self.in_flight += 1
         if self.in_flight > self.most_in_flight:
             self.most_in_flight = self.in_flight
@@ -329,14 +326,13 @@ class MockBackend(Backend):
                 finish = {"type": "stop", "matched": stop}
         size = self._size(text)
         if size > sampling.max_new_tokens:
-            first = self._first(text, sampling.max_new_tokens)
+            limit = sampling.max_new_tokens
+            if self.tokens == "bytes":
+                first = text.encode()[:limit].decode("utf-8", "ignore")
+            else:
+                first = "".join(_WORD.findall(text)[:limit])
             return first, self._size(first), {"type": "length"}
         return text, size, finish
-
-    def _first(self, text: str, tokens: int) -> str:
-        if self.tokens == "bytes":
-            return text.encode()[:tokens].decode("utf-8", "ignore")
-        return "".join(_WORD.findall(text)[:tokens])
 
     def _size(self, text: str) -> int:
         if self.tokens == "bytes":
@@ -409,7 +405,6 @@ class MockBackend(Backend):
 
     @staticmethod
     def _logprobs_of(prompt: str, text: str, count: int) -> Iterator[float]:
-        """Log-probabilities that depend on prompt and text alone."""
         for index in range(count):
             key = f"{prompt}\0{text}\0{index}".encode("utf-8", "surrogatepass")
             yield math.log((hashlib.blake2b(key, digest_size=1).digest()[0] + 1) / 257)
@@ -447,7 +442,6 @@ def _word_count(role: str, content: str, is_open: bool) -> int:
 
 
 def _flat(prompt: Prompt) -> str:
-    """The prompt as one text, turns marked."""
     parts: list[str] = []
     for message in prompt.messages:
         role, content = message.role, message.content

@@ -1,8 +1,5 @@
-"""OpenAI: chat completions and completions, of OpenAI or of any server with a compatible API.
-
-The wire format is that of the API reference at platform.openai.com/docs/api-reference (chat/create,
-completions/create, streaming). Nothing is dropped: what the API cannot express raises Unsupported. It knows
-no model's peculiarities; `extensions` lists what a server takes beyond OpenAI's own fields.
+"""OpenAI: chat completions and completions (platform.openai.com/docs/api-reference), of OpenAI or of any
+server with a compatible API. Nothing is dropped: what the API cannot express raises Unsupported.
 """
 
 from __future__ import annotations
@@ -10,6 +7,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -25,30 +23,15 @@ from sglang_dsl.errors import BackendError, Unsupported
 
 BASE_URL = "https://api.openai.com/v1"
 # Our sampling parameters -> the API's.
-TAKES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "stop": "stop",
-    "seed": "seed",
-    "logit_bias": "logit_bias",
-}
+_SAME = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "seed", "logit_bias")
+TAKES = {name: name for name in _SAME}
 # What compatible servers often take beside; a user names those that his server knows.
-EXTENSIONS = {
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "ignore_eos": "ignore_eos",
-    "stop_token_ids": "stop_token_ids",
-    "stop_regex": "stop_regex",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "prefill": "continue_final_message",
-    "echo": "echo",
-    "choices": "choices",
-}
+_EXTENSIONS = (
+    "top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids", "stop_regex",
+    "regex", "ebnf", "prefill", "echo", "choices",
+)  # fmt: skip
+_RENAMED = {"min_new_tokens": "min_tokens", "prefill": "continue_final_message"}
+EXTENSIONS = {name: _RENAMED.get(name, name) for name in _EXTENSIONS}
 _MOST_TOPS = 5  # likeliest tokens that OpenAI returns, at most
 _MOST_STEPS = 32
 
@@ -221,7 +204,8 @@ class OpenAI(ApiBackend):
         """Scores by the log-probabilities of prompt + option, which the server gives back."""
         prompts = [text + choice for choice in call.choices]
         answers = await self._echo(prompts, call.timeout)
-        starts = [_first_after(answer, len(text)) for answer in answers]
+        # The first token that ends beyond the prompt.
+        starts = [max(0, bisect_right(answer["text_offset"], len(text)) - 1) for answer in answers]
         offset = min(answer["text_offset"][at] for answer, at in zip(answers, starts, strict=True))
         scores: list[tuple[float, ...]] = []
         for answer, whole in zip(answers, prompts, strict=True):
@@ -269,12 +253,10 @@ class OpenAI(ApiBackend):
     async def _complete(
         self, prompt: str | list[str], fields: Mapping[str, Any], timeout: float | None
     ) -> Any:
-        """The answer to a text completion. Raises BackendError."""
         body = {"model": self.model_name, "prompt": prompt, **fields}
         return await self.send(ApiRequest(f"/completions{self._query}", body), timeout)
 
     async def _echo(self, prompts: Sequence[str], timeout: float | None) -> list[dict[str, Any]]:
-        """The log-probabilities of each prompt's own tokens. Raises BackendError, Unsupported."""
         fields = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
         answer = await self._complete(list(prompts), fields, timeout)
         samples = OpenAIReply.samples(answer, len(prompts))
@@ -292,13 +274,6 @@ class OpenAI(ApiBackend):
         missing = BackendError("the server returned a choice without scores")
         self.token_usage.count(output.meta)
         return scores_of(output, call, missing)
-
-
-def _first_after(answer: Mapping[str, Any], length: int) -> int:
-    """Index of the first token that ends beyond `length` characters."""
-    offsets = answer["text_offset"]
-    ends = [*offsets[1:], math.inf]
-    return next(at for at, end in enumerate(ends) if end > length)
 
 
 CRUSOE_URL = "https://api.inference.crusoecloud.com/v1"

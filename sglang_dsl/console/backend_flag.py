@@ -127,7 +127,6 @@ class Opening(Future[Backend]):
 
 
 def add_backend_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --backend and --model."""
     parser.add_argument(
         "--backend",
         default="engine",

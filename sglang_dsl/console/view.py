@@ -1,7 +1,5 @@
-"""sglang-dsl view: run files in the browser, on a page that only this machine can reach.
-
-The server listens on 127.0.0.1 and serves nothing but the page and the files named. All paths begin with a
-secret, which other users of the machine and pages of other sites do not know.
+"""sglang-dsl view: run files in the browser, on a page that only this machine can reach. All paths begin
+with a secret, which other users of the machine and pages of other sites do not know.
 """
 
 from __future__ import annotations
@@ -135,7 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _piece(file: Path, query: str) -> tuple[bytes, int]:
-    """The bytes of a file after ?from=OFFSET, and its size. Raises OSError."""
     start = parse_qs(query).get("from", ["0"])[0]
     offset = int(start) if start.isdecimal() and len(start) < 16 else 0
     if not file.exists():

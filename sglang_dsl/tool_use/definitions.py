@@ -216,11 +216,9 @@ def _field(tool: str, parameter: inspect.Parameter, field: Any) -> Any:
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema as tools usually have it: without titles, and with the most important keys first."""
-    untitled: dict[str, Any] = rewritten(schema, _without_title)
+
+    def without_title(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != "title" or not isinstance(value, str)}
+
+    untitled: dict[str, Any] = rewritten(schema, without_title)
     return {key: untitled[key] for key in ("type", "properties", "required") if key in untitled} | untitled
-
-
-def _without_title(schema: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(schema.get("title"), str):
-        del schema["title"]
-    return schema

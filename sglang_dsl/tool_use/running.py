@@ -1,6 +1,4 @@
-"""Runs one call of a tool: reads its arguments, calls the function in a thread or awaits it, and turns the
-result into text for the model.
-"""
+"""Runs one call of a tool."""
 
 from __future__ import annotations
 

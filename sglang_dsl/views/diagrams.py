@@ -103,18 +103,11 @@ def _constraint(node: ir.Gen[Any]) -> str:
 
 def calls_graph(title: str, records: Sequence[CallRecord]) -> Graph:
     """The calls of a run with their tokens and seconds, a row for each branch."""
-    return branch_graph(
-        title,
-        (
-            (
-                record.branch,
-                record.kind,
-                f"{record.kind} {record.name or '...'}: {record.count('completion_tokens')} tokens, "
-                f"{record.seconds:.3f} s",
-            )
-            for record in records
-        ),
-    )
+    calls = []
+    for one in records:
+        cost = f"{one.count('completion_tokens')} tokens, {one.seconds:.3f} s"
+        calls.append((one.branch, one.kind, f"{one.kind} {one.name or '...'}: {cost}"))
+    return branch_graph(title, calls)
 
 
 def branch_graph(title: str, calls: Iterable[tuple[tuple[int, ...], str, str]]) -> Graph:
@@ -127,8 +120,6 @@ def branch_graph(title: str, calls: Iterable[tuple[tuple[int, ...], str, str]]) 
         last[branch] = graph.box(label, kind, before)
     return graph
 
-
-# -- notations -----------------------------------------------------------------------------------------------
 
 _SHAPES = {
     "text": ('["', '"]', "box"),
@@ -171,5 +162,4 @@ def _quoted(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """The text with Mermaid's special characters as entities."""
     return "".join(char if char.isalnum() or char in " .,:;_-/+=()⏎…" else f"#{ord(char)};" for char in text)

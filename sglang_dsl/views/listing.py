@@ -115,17 +115,12 @@ def plan(head: str, steps: Sequence[Any]) -> str:
 
 
 def plan_graph(title: str, steps: Sequence[Any]) -> Graph:
-    return branch_graph(
-        title,
-        (
-            (
-                step.branch,
-                step.kind if step.kind in ("gen", "select") else "text",
-                f"{step.kind} {step.name or ''}: {step.prompt_tokens} read, {step.cached_tokens} shared",
-            )
-            for step in steps
-        ),
-    )
+    calls = []
+    for one in steps:
+        cost = f"{one.prompt_tokens} read, {one.cached_tokens} shared"
+        kind = one.kind if one.kind in ("gen", "select") else "text"
+        calls.append((one.branch, kind, f"{one.kind} {one.name or ''}: {cost}"))
+    return branch_graph(title, calls)
 
 
 # -- choices -------------------------------------------------------------------------------------------------

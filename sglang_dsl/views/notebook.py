@@ -1,6 +1,4 @@
-"""How notebooks show objects: as HTML with a diagram, and while they run in a widget (ipywidgets) that is
-updated in the background.
-"""
+"""How notebooks show objects: as HTML with a diagram, and live in a widget (ipywidgets)."""
 
 from __future__ import annotations
 

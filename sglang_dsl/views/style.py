@@ -1,6 +1,4 @@
-"""The HTML elements of all views in notebooks, with their style (notebook.css). No scripts, and nothing is
-loaded; all texts are escaped.
-"""
+"""The HTML elements of all notebook views. No scripts, nothing is loaded, all texts are escaped."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ def box(role: str | None, title: str, body: str) -> str:
 
 
 def text(content: str) -> str:
-    """Text, with its white space."""
     return element("div", escape(content), "said")
 
 

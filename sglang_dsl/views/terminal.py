@@ -1,6 +1,4 @@
-"""Snapshots in the terminal, as rich prints them: show() of a state, and the forms that the prompt uses.
-Imported only when something is shown, as rich takes long to import.
-"""
+"""Snapshots in the terminal, as rich prints them. Imported only when something is shown."""
 
 from __future__ import annotations
 
@@ -53,9 +51,6 @@ def _entries(entries: Iterable[Transcript], generated: str = GENERATED) -> Text:
     return text
 
 
-# -- show() --------------------------------------------------------------------------------------------------
-
-
 def check_form(form: str) -> None:
     """Raises BadProgram for a form that show() does not have."""
     if form not in FORMS:
@@ -85,7 +80,6 @@ def render(state: Snapshot) -> RenderableType:
 
 
 def _panels(parts: Sequence[Block | Branches]) -> list[RenderableType]:
-    """A panel for each turn, and a tree for each fork."""
     panels: list[RenderableType] = []
     for part in parts:
         if isinstance(part, Branches):
@@ -122,9 +116,6 @@ def usage_table(state: Snapshot) -> Table:
     return table
 
 
-# -- the prompt ----------------------------------------------------------------------------------------------
-
-
 def running_forks(forks: Iterable[tuple[ForkSnapshot, Sequence[str]]], width: int) -> Group:
     """Forks with the texts of their branches: a line for each branch, the end of a long text."""
     trees = []
@@ -141,7 +132,6 @@ def running_forks(forks: Iterable[tuple[ForkSnapshot, Sequence[str]]], width: in
 
 
 def fork_tree(fork: ForkSnapshot) -> Tree:
-    """The whole text of each branch, and its error."""
     return _branches([(outline(branch), branch.error) for branch in fork.branches])
 
 

@@ -1,6 +1,4 @@
-"""ApiBackend: a model behind another provider's API. It checks what the API supports, sends the request, and
-reads the reply: whole, as a stream, or as a choice. Knows no API's wire format.
-"""
+"""ApiBackend: a model behind another provider's API. Knows no API's wire format."""
 
 from __future__ import annotations
 
@@ -214,7 +212,6 @@ class ApiBackend(Backend):
     async def _option(
         self, call: ChoiceCall, max_tokens: int, sampling: dict[str, Any]
     ) -> tuple[str, dict[str, Any]]:
-        """A reply that is constrained to the options, and its metadata."""
         limit = SamplingParams(max_new_tokens=max_tokens)
         one = Call(call.prompt, limit, timeout=call.timeout, tool_choice="none")
         request = self._build(one, dict(sampling), Shaped(one, _choice_form(call.choices)))
@@ -295,7 +292,6 @@ class ApiBackend(Backend):
         return form
 
     async def _texts(self, request: ApiRequest, call: Call) -> tuple[list[str], list[dict[str, Any]]]:
-        """The texts of the answer to a request, and their metadata. Raises BackendError."""
         return self.read(await self.send(request, call.timeout), call.n)
 
     def read(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:

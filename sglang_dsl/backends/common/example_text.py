@@ -1,5 +1,4 @@
-"""A short text that a regex matches, for backends without a model. Unsupported syntax raises ValueError, and
-the result is checked with re.fullmatch."""
+"""A short text that a regex matches, for backends without a model."""
 
 from __future__ import annotations
 

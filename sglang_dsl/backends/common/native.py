@@ -1,6 +1,4 @@
-"""The runtime's native interface, POST /generate: its requests and answers as JSON, and its errors as the
-language's. Knows neither engines nor HTTP.
-"""
+"""The runtime's POST /generate: its requests and answers as JSON, its errors as the language's."""
 
 from __future__ import annotations
 

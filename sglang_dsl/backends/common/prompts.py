@@ -1,6 +1,4 @@
-"""Conversations for other providers' APIs: turns that can be sent, images, and HTTP errors as the language's.
-Knows no API's wire format.
-"""
+"""Conversations for other providers' APIs, and HTTP errors as the language's."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Prompt
 from sglang_dsl.backends.common.transport import HttpFault
-from sglang_dsl.errors import BackendError, ProgramError, Unsupported
+from sglang_dsl.errors import BackendError, Unsupported
 
 RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 
@@ -58,13 +56,13 @@ def _only_text(prompt: Prompt) -> Message | None:
     return Message("user", filled[0].content)
 
 
-def arguments(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments as an object; empty if the model wrote none."""
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """The arguments of a model's call of a tool; None if they are no JSON object."""
     try:
-        data = json.loads(call.arguments)
+        data = json.loads(text)
     except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
+        return None
+    return data if isinstance(data, dict) else None
 
 
 @contextmanager
@@ -73,25 +71,19 @@ def faults(backend: str) -> Any:
     try:
         yield
     except HttpFault as fault:
-        raise error_of(fault, backend) from fault
+        match fault.body:
+            case {"error": {"message": str(reason)}} | {"message": str(reason)} | {"error": str(reason)}:
+                pass
+            case other:
+                reason = str(other)[:500].strip() or "no reason given"
+        raise BackendError(
+            f"the API answered {fault.status}: {reason}",
+            backend=backend,
+            status=fault.status,
+            retryable=fault.status in RETRYABLE,
+            hint="is the API key right?" if fault.status in (401, 403) else None,
+        ) from fault
 
-
-def error_of(fault: HttpFault, backend: str) -> ProgramError:
-    match fault.body:
-        case {"error": {"message": str(reason)}} | {"message": str(reason)} | {"error": str(reason)}:
-            pass
-        case other:
-            reason = str(other)[:500].strip() or "no reason given"
-    return BackendError(
-        f"the API answered {fault.status}: {reason}",
-        backend=backend,
-        status=fault.status,
-        retryable=fault.status in RETRYABLE,
-        hint="is the API key right?" if fault.status in (401, 403) else None,
-    )
-
-
-# -- media ---------------------------------------------------------------------------------------------------
 
 Part: TypeAlias = dict[str, Any]
 

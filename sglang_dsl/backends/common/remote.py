@@ -157,7 +157,6 @@ def fault_of(constraint: Constraint, text: str) -> str | None:
 
 
 def can_check_schemas() -> bool:
-    """Whether a package that checks schemas is installed."""
     return _installed("jsonschema_rs") or _installed("jsonschema")
 
 
@@ -190,7 +189,9 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     if _installed("jsonschema_rs"):
         fast = importlib.import_module("jsonschema_rs")
         with suppress(fast.ValidationError):  # such as a pattern of Python's: jsonschema knows those
-            read = _as_the_grammars_read_it(schema)
+            from runtime.formats.tools.schema import rewritten
+
+            read = rewritten(schema, _as_the_grammars_read_it)
 
             def fault(formats: bool) -> Any:
                 validator = fast.validator_for(read, offline=True, validate_formats=formats)
@@ -212,32 +213,14 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     return None if worst is None else (worst.absolute_path, worst.message)
 
 
-_DATA = frozenset({"const", "default", "enum", "examples"})
-_OF_NAMES = frozenset(
-    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-)
-
-
-def _as_the_grammars_read_it(schema: Any) -> Any:
+def _as_the_grammars_read_it(schema: dict[str, Any]) -> dict[str, Any]:
     """For jsonschema_rs, which asserts contentEncoding in drafts 6 and 7, unlike the engine's grammars, and
     refuses a schema of draft 4 with 1.0 for 1."""
-    match schema:
-        case list():
-            return [_as_the_grammars_read_it(one) for one in schema]
-        case dict():
-            read = {}
-            for name, value in schema.items():
-                if name in _DATA:
-                    read[name] = value
-                elif name in _OF_NAMES and isinstance(value, dict):  # any name may stand in it
-                    read[name] = {key: _as_the_grammars_read_it(one) for key, one in value.items()}
-                elif name not in ("contentEncoding", "contentMediaType"):
-                    read[name] = _as_the_grammars_read_it(value)
-            return read
-        case float() if schema.is_integer():
-            return int(schema)
-        case _:
-            return schema
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in schema.items()
+        if name not in ("contentEncoding", "contentMediaType")
+    }
 
 
 class Shaped:
@@ -269,7 +252,6 @@ class Shaped:
         return [] if self._stops else list(stops)
 
     def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
-        """The completion for whole replies."""
         read = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
         samples = [meta for _, meta in read]
         meta = samples[0] if len(samples) == 1 else {**samples[0], "samples": samples}

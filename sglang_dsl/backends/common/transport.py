@@ -1,7 +1,6 @@
-"""HTTP for remote backends: one pooled client per event loop, deadlines, retries, server-sent events.
-
-It knows no backend's wire format: bodies are bytes, events are texts. A request is sent again only if it
-cannot have begun: there was no connection, or the server refused it (503, 429).
+"""HTTP for remote backends: one pooled client per event loop, deadlines, retries, server-sent events. A
+request is sent again only if it cannot have begun: there was no connection, or the server refused it (503,
+429).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import random
 import time
 import weakref
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from sglang_dsl.hooks import TRACEPARENT
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
 BUSY = frozenset({429, 503})
 MAX_ERROR_BYTES = 1 << 20
-MAX_EVENT_CHARS = 64 << 20
+MAX_EVENT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Transport:
         decoder = EventDecoder()
         async with (
             self._answer("POST", path, body, deadline) as answer,
-            aclosing(_closable(answer.aiter_bytes())) as chunks,
+            aclosing(answer.aiter_bytes()) as chunks,  # type: ignore[type-var]
         ):
             while True:
                 with self._errors(path, timeout_s):
@@ -98,8 +98,6 @@ class Transport:
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
-
-    # -- within ----------------------------------------------------------------------------------------------
 
     async def _whole(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -188,7 +186,6 @@ class Transport:
 
     @contextmanager
     def _errors(self, path: str, timeout_s: float | None) -> Iterator[None]:
-        """The errors of reading an answer as the language's."""
         try:
             yield
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -197,7 +194,6 @@ class Transport:
             raise self._broken(path, error) from error
 
     def client(self) -> httpx.AsyncClient:
-        """The running loop's pooled client."""
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
@@ -221,7 +217,6 @@ class Transport:
         return client
 
     def _wait_limit(self, deadline: float | None) -> float:
-        """Seconds to wait for the next piece."""
         if deadline is None:
             return self.limits.read_s
         return min(self.limits.read_s, max(0.0, deadline - time.monotonic()))
@@ -265,40 +260,32 @@ class EventDecoder:
 
     def __init__(self) -> None:
         self._bytes = b""
-        self._data: list[str] = []
-        self._size = 0
         self._began = False
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The events that are complete now. Raises BackendError for one of more than MAX_EVENT_CHARS."""
+        """The events that are complete now. Raises BackendError for one of more than MAX_EVENT_BYTES."""
         self._bytes += chunk
+        if not self._began and len(self._bytes) >= len(BOM_UTF8):
+            self._began, self._bytes = True, self._bytes.removeprefix(BOM_UTF8)
         # A last \r may be the first half of a \r\n.
-        whole = self._bytes[:-1] if self._bytes.endswith(b"\r") else self._bytes
-        lines = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._bytes = lines.pop() + self._bytes[len(whole) :]
-        if self._size + len(self._bytes) > MAX_EVENT_CHARS:
-            raise BackendError(f"one event of the stream has more than {MAX_EVENT_CHARS} bytes")
-        return [event for line in lines if (event := self._line(line)) is not None]
+        half = b"\r" if self._bytes.endswith(b"\r") else b""
+        lines = self._bytes.removesuffix(half).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *events, rest = lines.split(b"\n\n")
+        self._bytes = rest + half
+        if len(self._bytes) > MAX_EVENT_BYTES:
+            raise BackendError(f"one event of the stream has more than {MAX_EVENT_BYTES} bytes")
+        return [data for event in events if (data := _data_of(event)) is not None]
 
     def end(self) -> list[str]:
         """The last event, if it was not ended by an empty line."""
-        lines = [self._bytes.rstrip(b"\r"), b""]
-        self._bytes = b""
-        return [event for line in lines if (event := self._line(line)) is not None]
+        return self.feed(b"\n\n")
 
-    def _line(self, raw: bytes) -> str | None:
-        if not self._began:
-            self._began, raw = True, raw.removeprefix(b"\xef\xbb\xbf")
-        if not raw:
-            if not self._data:
-                return None
-            event, self._data, self._size = "\n".join(self._data), [], 0
-            return event
-        name, _, value = raw.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
-            self._size += len(value)
-        return None
+
+def _data_of(event: bytes) -> str | None:
+    """Its fields `data`, one per line; None if there is none. Other fields and comments are ignored."""
+    fields = [line.partition(b":") for line in event.split(b"\n")]
+    data = [value.removeprefix(b" ") for name, _, value in fields if name == b"data"]
+    return b"\n".join(data).decode("utf-8", "replace") if data else None
 
 
 def json_event(text: str, backend: str) -> dict[str, Any]:
@@ -326,11 +313,6 @@ def _parsed(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError):
         return json.loads(text)  # which takes NaN, Infinity and half a surrogate pair, too
-
-
-async def _closable(pieces: AsyncIterator[bytes]) -> Any:
-    async for piece in pieces:
-        yield piece
 
 
 def _decoded(content: bytes) -> Any:

@@ -41,8 +41,8 @@ def run(parts: list[tuple[CodeType, bool]], names: dict[str, Any]) -> Any:
     return value
 
 
-def mentions(code: str, name: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(ast.parse(code)))
+def names_in(code: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
 def described(error: BaseException) -> tuple[str, str]:
