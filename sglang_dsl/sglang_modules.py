@@ -1,6 +1,5 @@
 """The module names that programs written for sglang import from. Each is a stub in `lang`, `srt` or `test`:
-type checkers read it, and a finder creates the module from it. `launch_server` and `utils` are ordinary files.
-"""
+type checkers read it, and a finder creates the module from it."""
 
 from __future__ import annotations
 

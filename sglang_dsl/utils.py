@@ -261,12 +261,8 @@ def add_common_sglang_args_and_parse(
     return parser.parse_args(argv)
 
 
-def add_common_other_args_and_parse(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """The same for programs that talk to other systems."""
-    return add_common_sglang_args_and_parse(parser, argv)
-
+add_common_other_args_and_parse = add_common_sglang_args_and_parse
+"""The same for programs that talk to other systems."""
 
 _BACKENDS = ("srt", "srt-no-parallel", "engine", "mock")
 

@@ -30,7 +30,7 @@ from sglang_dsl.errors import BackendError, Unsupported
 
 T = TypeVar("T")
 MOST_AT_ONCE = 64
-_FORMS = {"regex": "regex", "json_schema": "json_schema"}
+_FORMS = ("regex", "json_schema")
 _OPTIONS = frozenset({"return_text_in_logprobs"})
 
 
@@ -64,18 +64,10 @@ class SglSamplingParams:
 
     def to_openai_kwargs(self) -> dict[str, Any]:
         """As parameters of OpenAI's APIs."""
-        return self._named(
-            "stop",
-            "temperature",
-            "top_p",
-            "frequency_penalty",
-            "presence_penalty",
-            max_new_tokens="max_tokens",
-        )
+        same = ("stop", "temperature", "top_p", "frequency_penalty", "presence_penalty")
+        return self._named(*same, max_new_tokens="max_tokens")
 
-    def to_litellm_kwargs(self) -> dict[str, Any]:
-        """As parameters of litellm.completion()."""
-        return self.to_openai_kwargs()
+    to_litellm_kwargs = to_openai_kwargs
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
         """As parameters of Anthropic's API."""
@@ -287,7 +279,7 @@ class _OnThreads(Backend):
             unable.append(constraint.kind)
         if unable := sorted({*unable, *(call.options.keys() - _OPTIONS)}):
             raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}")
-        form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
+        form: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.spec}
         return SglSamplingParams(
             **{name: value for name, value in values.items() if name in fields},
             n=call.n,
