@@ -14,16 +14,7 @@ from typing import Any, TypeVar
 from runtime.formats.chat import get_chat_template
 from runtime.formats.chat.render import render_prompt
 from runtime.formats.chat.template import ChatTemplate
-from sglang_dsl.backends.base import (
-    Backend,
-    Call,
-    ChoiceCall,
-    ChoiceScore,
-    ChoiceScores,
-    Completion,
-    Delta,
-    Prompt,
-)
+from sglang_dsl.backends import base
 from sglang_dsl.choices import METHODS, ChoicesDecision
 from sglang_dsl.concurrency.threads import Threads, awaited
 from sglang_dsl.errors import BackendError, Unsupported
@@ -130,7 +121,7 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be instantiated, as in sglang
     chat_template: ChatTemplate | None = None
 
     @functools.cached_property
-    def endpoint(self) -> Backend:
+    def endpoint(self) -> base.Backend:
         """The backend that programs run on."""
         return _OnThreads(self)
 
@@ -175,10 +166,10 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be instantiated, as in sglang
         return
 
 
-BaseBackend.register(Backend)  # type: ignore[type-abstract]
+BaseBackend.register(base.Backend)  # type: ignore[type-abstract]
 
 
-class _OnThreads(Backend):
+class _OnThreads(base.Backend):
     """A BaseBackend, called on threads."""
 
     def __init__(self, inner: BaseBackend) -> None:
@@ -192,18 +183,18 @@ class _OnThreads(Backend):
     def identity(self) -> str:
         return f"{self.name}:{self._inner.get_model_name()}"
 
-    async def generate(self, call: Call) -> Completion:
+    async def generate(self, call: base.Call) -> base.Completion:
         view, params = self._view(call.prompt), self._params(call)
         text, meta = await self._call(self._inner.generate, view, params)
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
             raise BackendError(f"generate returned {text!r:.200} instead of {call.n} texts")
-        return Completion(texts, dict(meta or {}))
+        return base.Completion(texts, dict(meta or {}))
 
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+    async def stream(self, call: base.Call) -> AsyncIterator[base.Delta]:
         if type(self._inner).generate_stream is BaseBackend.generate_stream:
             done = await self.generate(call)
-            yield Delta(done.texts[0], done.meta)
+            yield base.Delta(done.texts[0], done.meta)
             return
         view, params = self._view(call.prompt), self._params(call)
         pieces = await self._call(self._inner.generate_stream, view, params)
@@ -212,10 +203,10 @@ class _OnThreads(Backend):
             text, more = piece
             meta |= more or {}
             if text:
-                yield Delta(text)
-        yield Delta("", meta)
+                yield base.Delta(text)
+        yield base.Delta("", meta)
 
-    async def score(self, call: ChoiceCall) -> ChoiceScores:
+    async def score(self, call: base.ChoiceCall) -> base.ChoiceScores:
         view = self._view(call.prompt)
         name = "unconditional_likelihood_normalized" if call.unconditional else "token_length_normalized"
         result: Any = await self._call(
@@ -228,11 +219,12 @@ class _OnThreads(Backend):
             raise BackendError(f"select returned {choice!r:.80}, which is not one of the options")
         index, prior = call.choices.index(choice), (0.0,) if call.unconditional else None
         scores = (
-            ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
+            base.ChoiceScore((0.0 if at == index else -math.inf,), (), prior)
+            for at in range(len(call.choices))
         )
-        return ChoiceScores(tuple(scores), {**extra, "exact": False, "how": "the backend's own select"})
+        return base.ChoiceScores(tuple(scores), {**extra, "exact": False, "how": "the backend's own select"})
 
-    async def commit(self, prompt: Prompt) -> None:
+    async def commit(self, prompt: base.Prompt) -> None:
         await self._call(self._inner.cache_prefix, self._view(prompt).text_)
 
     async def aflush_cache(self) -> bool:
@@ -249,7 +241,7 @@ class _OnThreads(Backend):
     def _pool(self) -> Threads:
         return Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
 
-    def _view(self, prompt: Prompt) -> StateView:
+    def _view(self, prompt: base.Prompt) -> StateView:
         template, text = self._inner.get_chat_template(), prompt.plain_text
         last = prompt.messages[-1] if prompt.messages else None
         done = [
@@ -264,7 +256,7 @@ class _OnThreads(Backend):
             template,
         )
 
-    def _params(self, call: Call) -> SglSamplingParams:
+    def _params(self, call: base.Call) -> SglSamplingParams:
         """Raises Unsupported for parameters that they do not have."""
         fields = {one.name for one in dataclasses.fields(SglSamplingParams)}
         values = {

@@ -12,7 +12,7 @@ import time
 import weakref
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class Transport:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         decoder = EventDecoder()
         async with (
-            self._answer("POST", path, body, deadline) as answer,
+            aclosing(await self._begun("POST", path, body, deadline)) as answer,
             aclosing(answer.aiter_bytes()) as chunks,  # type: ignore[type-var]
         ):
             while True:
@@ -101,26 +101,15 @@ class Transport:
 
     async def _whole(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        async with self._answer(method, path, body, deadline) as answer:
+        async with aclosing(await self._begun(method, path, body, deadline)) as answer:
             with self._errors(path, timeout_s):
                 async with asyncio.timeout(self._wait_limit(deadline)):
                     return _decoded(await answer.aread())
 
-    @asynccontextmanager
-    async def _answer(
-        self, method: str, path: str, body: bytes | None, deadline: float | None
-    ) -> AsyncIterator[httpx.Response]:
-        """A response that has begun, with status 2xx; closed when left."""
-        response = await self._begun(method, path, body, deadline)
-        try:
-            yield response
-        finally:
-            await response.aclose()
-
     async def _begun(
         self, method: str, path: str, body: bytes | None, deadline: float | None
     ) -> httpx.Response:
-        """Send a request, again while it is refused."""
+        """The response, with status 2xx. The request is sent again while it is refused."""
         attempt, refusal = 0, None
         while True:
             try:
@@ -161,14 +150,12 @@ class Transport:
             response = await client.send(request, stream=True)
         if response.is_success:
             return response
-        try:
-            content = b""
+        content = b""
+        async with aclosing(response):
             async for piece in response.aiter_bytes():
                 content += piece
                 if len(content) > MAX_ERROR_BYTES:
                     break
-        finally:
-            await response.aclose()
         raise HttpFault(
             response.status_code, _decoded(content), _seconds(response.headers.get("retry-after"))
         )
