@@ -48,14 +48,7 @@ def by_name(name: str) -> Backend:
     return BACKENDS.load(name)()
 
 
-_APIS = {
-    "gpt-": "OpenAI",
-    "o1": "OpenAI",
-    "o3": "OpenAI",
-    "o4": "OpenAI",
-    "claude": "Anthropic",
-    "gemini": "Gemini",
-}
+_APIS = {"OpenAI": ("gpt-", "o1", "o3", "o4"), "Anthropic": ("claude",), "Gemini": ("gemini",)}
 
 
 def _instead_of(name: str) -> str:
@@ -63,8 +56,8 @@ def _instead_of(name: str) -> str:
     host, colon, port = name.partition(":")
     if host and colon and port.split("/")[0].isdigit():
         return f'For a server: backend="http://{name}"'
-    api = next((api for start, api in _APIS.items() if name.startswith(start)), None)
-    return f"For a model: backend={api or 'Engine'}({name!r})"
+    api = next((api for api, starts in _APIS.items() if name.startswith(starts)), "Engine")
+    return f"For a model: backend={api}({name!r})"
 
 
 @functools.cache
