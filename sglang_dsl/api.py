@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, cast
 
@@ -268,9 +269,7 @@ def get_server_info(backend: Any = None) -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """More names that programs written for sglang import from this module."""
+    """Names of the package that programs written for sglang import from this module."""
     if name in ("Engine", "Runtime", "function"):
-        import sglang_dsl
-
-        return getattr(sglang_dsl, name)
+        return getattr(sys.modules[__package__], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

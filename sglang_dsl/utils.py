@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -170,8 +171,6 @@ def execute_shell_command(command: str) -> Any:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that is free now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

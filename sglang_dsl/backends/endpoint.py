@@ -118,10 +118,6 @@ class RuntimeEndpoint(RuntimeBackend):
             self._model_info = background().run(self._get("/model_info"), INFO_S + GRACE_S)
         return self._model_info
 
-    def get_model_name(self) -> str:
-        """The model's name, as reported by the server."""
-        return str(self.model_info["model_path"])
-
     @property
     def chat_template(self) -> ChatTemplate:
         """The template that renders prompts here, if one is set. Otherwise, for inspection, the registered

@@ -266,46 +266,41 @@ class EngineBackend(RuntimeBackend):
             raise TypeError(
                 "keyword arguments for an Engine need a model to start; this Engine is already running"
             )
-        self._engine = ENGINES.load("Engine")(engine, **kwargs) if self._owned else engine
+        self.engine = ENGINES.load("Engine")(engine, **kwargs) if self._owned else engine
 
     @property
     def identity(self) -> str:
-        return f"{self.name}:{self._engine.config.model}"
+        return f"{self.name}:{self.engine.config.model}"
 
     @property
     def model_info(self) -> dict[str, Any]:
-        return {"model_path": str(self._engine.model_path)}
-
-    @property
-    def engine(self) -> Any:
-        """The engine."""
-        return self._engine
+        return {"model_path": str(self.engine.model_path)}
 
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The engine's chat template as a prefix and a suffix for each role, for inspection. None if it has
         none, or if only its Jinja text can express it. The engine itself renders the prompts."""
-        return self._engine.chat_template  # type: ignore[no-any-return]
+        return self.engine.chat_template  # type: ignore[no-any-return]
 
     async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
         params = request.sampling_params
         if params is None or params.n == 1:
             return [await self._submit(request)]
         with self.faults(str(request.rid)):
-            outcomes = await self._engine.submit_batch(request)
+            outcomes = await self.engine.submit_batch(request)
             if faults := [one for one in outcomes if isinstance(one, RuntimeFault)]:
                 raise faults[0]
         return list(outcomes)
 
     def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
-        return self._engine.stream_deltas(request)  # type: ignore[no-any-return]
+        return self.engine.stream_deltas(request)  # type: ignore[no-any-return]
 
     async def tool_parser(self) -> str | None:
-        return self._engine.tool_parser  # type: ignore[no-any-return]
+        return self.engine.tool_parser  # type: ignore[no-any-return]
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         with self.faults():
-            outcomes = await asyncio.to_thread(self._engine.precompile, constraints)
+            outcomes = await asyncio.to_thread(self.engine.precompile, constraints)
         return [
             {"ok": False, "error": one.to_dict()}
             if isinstance(one, RuntimeFault)
@@ -316,26 +311,26 @@ class EngineBackend(RuntimeBackend):
     async def count_tokens(self, prompt: Prompt) -> int | None:
         with self.faults():
             request = GenerateReqInput(**prompt.fields)
-            return len(await asyncio.to_thread(self._engine.prompt_ids, request))
+            return len(await asyncio.to_thread(self.engine.prompt_ids, request))
 
     async def aflush_cache(self) -> bool:
         with self.faults():
-            return bool(await asyncio.to_thread(self._engine.flush_cache))
+            return bool(await asyncio.to_thread(self.engine.flush_cache))
 
     async def prefix_cache(self) -> dict[str, Any] | None:
         with self.faults():
-            return dict(await asyncio.to_thread(self._engine.prefix_cache))
+            return dict(await asyncio.to_thread(self.engine.prefix_cache))
 
     async def info(self) -> dict[str, Any]:
         with self.faults():
-            state = await asyncio.to_thread(self._engine.state)
-        path = str(self._engine.model_path)
+            state = await asyncio.to_thread(self.engine.state)
+        path = str(self.engine.model_path)
         return {"backend": self.name, "model_path": path, "tokenizer_path": path, **state}
 
     async def aclose(self) -> None:
         if self._owned:
-            await asyncio.to_thread(self._engine.close)
+            await asyncio.to_thread(self.engine.close)
 
     async def _submit(self, request: GenerateReqInput) -> GenerateOutput:
         with self.faults(str(request.rid)):
-            return await self._engine.submit(request)  # type: ignore[no-any-return]
+            return await self.engine.submit(request)  # type: ignore[no-any-return]

@@ -233,16 +233,13 @@ class ApiBackend(Backend):
 
     def _check(self, call: Call) -> None:
         """Raise Unsupported for what no request to this API can ask for."""
-        refused = sorted(call.options)
-        if call.n > 1 and not self.samples:
-            refused.append("n above 1")
-        if call.return_logprob and not self.logprobs:
-            refused.append("return_logprob")
-        if call.top_logprobs > 0 and not self.logprobs:
-            refused.append("top_logprobs_num")
-        if call.logprob_start_len >= 0:
-            refused.append("logprob_start_len")
-        if refused:
+        unable = {
+            "n above 1": call.n > 1 and not self.samples,
+            "return_logprob": call.return_logprob and not self.logprobs,
+            "top_logprobs_num": call.top_logprobs > 0 and not self.logprobs,
+            "logprob_start_len": call.logprob_start_len >= 0,
+        }
+        if refused := [*sorted(call.options), *(name for name, refuses in unable.items() if refuses)]:
             of_prompt = "the API returns no log-probabilities of the prompt"
             raise Unsupported(
                 f"{self.name} does not take {', '.join(refused)}",
