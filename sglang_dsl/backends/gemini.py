@@ -1,6 +1,5 @@
 """Gemini: generateContent and streamGenerateContent (ai.google.dev/api/generate-content), of the Gemini API
-or of Vertex AI. Nothing is dropped: what the API cannot express raises Unsupported. It fetches no
-credentials.
+or of Vertex AI. What the API cannot express raises Unsupported. It fetches no credentials.
 """
 
 from __future__ import annotations

@@ -22,11 +22,8 @@ STREAMED: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage
 def chat_messages(
     prompt: Prompt, backend: str, *, prefill: bool = False, hint: str | None = None
 ) -> dict[str, Any]:
-    """Fields of a request that hold the prompt. Raises Unsupported.
-
-    prefill  whether the server can continue an assistant turn that has text already
-    hint     what else to do if it cannot
-    """
+    """Fields of a request that hold the prompt. `prefill`: whether the server can continue a turn that has
+    begun; `hint`: what else to do if it cannot. Raises Unsupported."""
     done, begun = turns(prompt, backend)
     messages = [wire(message) for message in done]
     if begun is None:
@@ -161,11 +158,8 @@ class OpenAIReply(ApiReply):
     def meta(self) -> dict[str, Any]:
         if not self._logprobs:
             return self._known
-        return {
-            **self._known,
-            "output_token_logprobs": self._logprobs,
-            "output_top_logprobs": self._tops,
-        }
+        logprobs = {"output_token_logprobs": self._logprobs, "output_top_logprobs": self._tops}
+        return {**self._known, **logprobs}
 
     def _take_logprobs(self, logprobs: Any) -> None:
         """Keep (log-probability, id, text) of each token. The API returns no ids."""

@@ -94,12 +94,8 @@ def parts_of(
     text: Callable[[str], Part],
     image: Callable[[str, str, str | None], Part],
 ) -> list[Part]:
-    """The parts of a turn, as an API takes them. Raises Unsupported for other media.
-
-    text   makes the part of a text
-    image  makes that of an image, from its URL, its media type and its data in base64; "" and None if only
-           the URL is known
-    """
+    """The parts of a turn, as an API takes them. `image`: of a URL, a media type and data in base64, which
+    are "" and None if only the URL is known. Raises Unsupported for other media."""
     if isinstance(message.content, str):
         return [text(message.content)]
     parts = []
