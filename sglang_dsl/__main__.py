@@ -1,15 +1,4 @@
-"""python -m sglang_dsl: a prompt, demo, run, trace, chat, doctor, serve. Loads the program named and prints;
-decides nothing.
-
-                                      without a verb (or `repl`): a Python prompt with `s` on a backend
-demo                                  a multi-call program on the bundled checkpoint
-run FILE:FUNCTION [name=value ...]    run a program and show its state
-trace FILE:FUNCTION [name=value ...]  print the program as a tree, without running it
-chat                                  a chat in the terminal; --regex, --json-schema, --ebnf and
-                                      --structural-tag say what every answer must match
-view FILE.jsonl ...                   show runs that were written with `run --write-run` in the browser
-doctor                                what is installed, what works, what to install
-serve                                 the same as `python -m runtime serve`
+"""python -m sglang_dsl: a prompt, demo, run, trace, chat, view, doctor, serve.
 
 Exit codes: 0 done; 1 the program, or the backend, failed; 2 the command line is wrong: an option, a file, an
 argument, a model that is nowhere, a package that is not installed.
@@ -189,21 +178,10 @@ def text(value: str) -> str:
         raise BadProgram(f"{value[1:]} cannot be read: {error}") from error
 
 
-def backend(args: argparse.Namespace) -> Backend:
-    """A backend of the command's own, to be closed at its end."""
-    return BackendChoice(args.backend, args.model).open()
-
-
-def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The defaults of generations that the command line gives."""
-    values = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def run(args: argparse.Namespace) -> int:
     program = load(args.program).options(max_tokens=args.max_tokens, temperature=args.temperature)
     values = check(program, arguments(args.arguments))
-    chosen = backend(args)
+    chosen = BackendChoice(args.backend, args.model).open()
     try:
         with nullcontext() if args.write_run is None else write_run(args.write_run) as written:
             state = program.options(backend=chosen, stream=args.stream).run(**values)
@@ -242,20 +220,16 @@ def trace(args: argparse.Namespace) -> int:
     return 0
 
 
-def chat(args: argparse.Namespace) -> int:
+def prompt(args: argparse.Namespace) -> int:
+    """`chat` or `repl`."""
     from sglang_dsl.console.front import terminal
 
-    form: dict[str, Any] = {word: text(value) for word in FORMS if (value := getattr(args, word)) is not None}
-    gen(**form)  # what is wrong with it is told before a model is loaded
+    values = vars(args)
+    form: dict[str, Any] = {name: text(values[name]) for name in FORMS if values.get(name) is not None}
+    gen(**form)  # raises what is wrong with it before a model is loaded
+    defaults = {name: values[name] for name in ("max_tokens", "temperature") if values[name] is not None}
     choice = BackendChoice(args.backend, args.model)
-    return terminal.run(choice, chat=True, defaults=sampling_of(args), system=args.system, form=form)
-
-
-def repl(args: argparse.Namespace) -> int:
-    from sglang_dsl.console.front import terminal
-
-    choice = BackendChoice(args.backend, args.model)
-    return terminal.run(choice, chat=False, defaults=sampling_of(args), system=args.system)
+    return terminal.run(choice, chat=args.verb == "chat", defaults=defaults, system=args.system, form=form)
 
 
 def view(args: argparse.Namespace) -> int:
@@ -274,7 +248,9 @@ def demo(args: argparse.Namespace) -> int:
     return int(importlib.import_module("sglang_dsl.console.demo").main())
 
 
-VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat, "repl": repl, "view": view, "doctor": doctor}
+VERBS = {
+    "demo": demo, "run": run, "trace": trace, "chat": prompt, "repl": prompt, "view": view, "doctor": doctor,
+}  # fmt: skip
 _TOP_LEVEL = ("-h", "--help", "--version")
 """Options of the command itself; others without a verb are the prompt's."""
 

@@ -1,8 +1,5 @@
-"""The functions that programs are written with. Each returns frozen nodes. None of them talks to a backend,
-except flush_cache and get_server_info.
-
-A wrong argument (a regex that cannot be compiled, no choices, a temperature below 0) raises BadProgram at
-once.
+"""The functions that programs are written with. Each returns frozen nodes; a wrong argument (a regex that
+cannot be compiled, no choices, a temperature below 0) raises BadProgram at once.
 """
 
 from __future__ import annotations
@@ -10,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from runtime.protocol.messages import RAW_ROLE
-from runtime.protocol.registry import Registry, UnknownName
+from runtime.protocol.registry import UnknownName
 from sglang_dsl.backends import as_backend
 from sglang_dsl.errors import BadProgram, NoBackend
 from sglang_dsl.errors.tracebacks import Discarded, exposed
@@ -42,17 +40,6 @@ from sglang_dsl.ir.syntax import KEPT, added, marked
 from sglang_dsl.settings import global_config
 
 M = TypeVar("M", RoleBegin, RoleEnd)
-
-# More names that programs written for sglang import from this module.
-_LATE: Registry[Any] = Registry(
-    "word",
-    {
-        "Engine": "runtime.api:Engine",
-        "Runtime": "sglang_dsl.console.server_process:Runtime",
-        "function": "sglang_dsl.function:function",
-    },
-    extras={"Engine": "runtime"},
-)
 
 
 @exposed
@@ -130,19 +117,8 @@ def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     if kind is str and not (KEPT and marked(cast(str, expr))):
         return Seq((begin, Text(cast(str, expr), src=src), end))
     if kind is Gen:
-        # gen returns the same node at each pass through a line; so does this.
-        key = (id(begin), id(expr))  # unique as long as the turn is kept
-        known = _TURNS.get(key)
-        if known is None or known.nodes[0] is not begin or known.nodes[1] is not expr:
-            if len(_TURNS) >= _MOST_TURNS:
-                _TURNS.clear()
-            known = _TURNS[key] = Seq((begin, cast(Gen, expr), end))
-        return known
+        return Seq((begin, cast(Gen, expr), end))
     return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
-
-
-_TURNS: dict[tuple[int, int], Seq] = {}
-_MOST_TURNS = 4096
 
 
 @functools.lru_cache(maxsize=4096)
@@ -293,6 +269,7 @@ def get_server_info(backend: Any = None) -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
+    """Names of the package that programs written for sglang import from this module."""
     if name in ("Engine", "Runtime", "function"):
-        return _LATE.load(name)
+        return getattr(sys.modules[__package__], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,8 +52,7 @@ class Budget:
 
 
 def price_per_million(prompt: float, completion: float, cached: float | None = None) -> Price:
-    """A price list for Budget and plan: the cost of a million tokens of each kind. If `cached` is None,
-    cached tokens cost as much as `prompt` tokens."""
+    """A price list for Budget and plan: the cost of a million tokens. cached None: as `prompt`."""
 
     def price(meta: Mapping[str, Any]) -> float:
         names = ("prompt_tokens", "cached_tokens", "completion_tokens")

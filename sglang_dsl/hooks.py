@@ -66,8 +66,7 @@ backends send it to the bundled server."""
 
 
 class Hooks:
-    """The hooks of this process. They run on the language's event loop and must not block. Their exceptions
-    are logged."""
+    """The hooks of this process. They run on the language's event loop; their exceptions are logged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -9,6 +9,20 @@ from sglang_dsl.errors import BadProgram
 from sglang_dsl.ir import Sampling
 
 
+class _AlwaysFalse:
+    """An option of sglang that cannot be set: setting it to True raises BadProgram."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __get__(self, settings: object, owner: type | None = None) -> bool:
+        return False
+
+    def __set__(self, settings: object, value: bool) -> None:
+        if value:
+            raise BadProgram(self._why)
+
+
 @dataclass(slots=True)
 class Settings:
     """Defaults for the whole process. `global_config` is the only instance.
@@ -40,32 +54,13 @@ class Settings:
         # None if it is the default anyway, as not every backend has the parameter.
         self.sampling = replace(self.sampling, skip_special_tokens=None if value else False)
 
-    @property
-    def spaces_between_special_tokens_in_out(self) -> bool:
-        """Always False. Current tokenizers add no spaces there, and the text is not changed afterwards."""
-        return False
-
-    @spaces_between_special_tokens_in_out.setter
-    def spaces_between_special_tokens_in_out(self, value: bool) -> None:
-        """Raises BadProgram for True."""
-        if value:
-            raise BadProgram(
-                "spaces between special tokens are not supported; texts are as the tokenizer returns them"
-            )
-
-    @property
-    def enable_parallel_encoding(self) -> bool:
-        """Always False. The text of joined forks is computed again in its place in the parent."""
-        return False
-
-    @enable_parallel_encoding.setter
-    def enable_parallel_encoding(self, value: bool) -> None:
-        """Raises BadProgram for True."""
-        if value:
-            raise BadProgram(
-                "parallel encoding is not supported; a join adds the text of its forks, and the backend "
-                "computes it in its place"
-            )
+    spaces_between_special_tokens_in_out = _AlwaysFalse(
+        "spaces between special tokens are not supported; texts are as the tokenizer returns them"
+    )
+    enable_parallel_encoding = _AlwaysFalse(
+        "parallel encoding is not supported; a join adds the text of its forks, and the backend computes it "
+        "in its place"
+    )
 
 
 global_config = Settings()

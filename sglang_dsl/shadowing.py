@@ -1,6 +1,4 @@
-"""Refuses another module called `runtime` that is imported instead of this project's, with its path. Loaded
-before the runtime; imports nothing of this project, and does not run the other module.
-"""
+"""Refuses another module called `runtime` that is imported in place of this project's, unrun."""
 
 from __future__ import annotations
 
@@ -28,18 +26,15 @@ def refuse_another_runtime() -> None:
         ):
             return
         path = spec.origin or next(iter(folders), "made in memory")
+    advice = "give it another name, or start Python where it is not on sys.path"
+    if any(part in _SITES for part in path.split(os.sep)):
+        advice = "uninstall the package it came with, or give sglang-dsl an environment without it"
     raise ImportError(
-        f"sglang_dsl needs its own package `runtime`, but another module of that name comes first: {path}; "
-        + _advice(path),
+        "sglang_dsl needs its own package `runtime`, but another module of that name comes first: "
+        f"{path}; {advice}",
         name="runtime",
         path=path,
     )
-
-
-def _advice(path: str) -> str:
-    if any(part in _SITES for part in path.split(os.sep)):
-        return "uninstall the package it came with, or give sglang-dsl an environment without it"
-    return "give it another name, or start Python where it is not on sys.path"
 
 
 refuse_another_runtime()

@@ -53,7 +53,10 @@ class Spans:
             )
             with self._lock:
                 self._open[event.number] = span, began
-            TRACEPARENT.set(_traceparent(span.get_span_context()))
+            context = span.get_span_context()
+            # W3C Trace Context, version 00.
+            ids = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+            TRACEPARENT.set(ids if context.is_valid else None)
             return
         TRACEPARENT.set(None)
         with self._lock:
@@ -88,13 +91,6 @@ class Spans:
             at = began + int((lead + start) * NS)
             part = self._tracer.start_span(name, context=within, start_time=at)
             part.end(end_time=max(at, began + int((lead + end) * NS)))
-
-
-def _traceparent(context: Any) -> str | None:
-    """W3C Trace Context, version 00."""
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
 def _attributes(event: CallEvent) -> dict[str, Any]:

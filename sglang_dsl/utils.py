@@ -1,6 +1,4 @@
-"""Small helpers that programs written for sglang import: files of JSON lines, states as text, downloads, a
-server in a process of its own, streams, the command line of benchmarks. Knows no programs.
-"""
+"""Small helpers that programs written for sglang import. Knows no programs."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import importlib
 import io
 import json
 import os
-import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -25,7 +23,7 @@ from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import separate_reasoning
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.console.server_options import server_command
+from sglang_dsl.console.server_options import end_process, server_command
 from sglang_dsl.ir import Node, Seq, leaves
 from sglang_dsl.launch_server import flags_of, runtime_flags
 
@@ -55,12 +53,8 @@ def dump_state_text(filename: str | os.PathLike[str], states: Iterable[Any], mod
     """Write the text of each state (or text) into a file, with a line before each that numbers it."""
     with open(filename, mode, encoding="utf-8") as out:
         for number, state in enumerate(states):
-            text = state if isinstance(state, str) else _text_of(state)
+            text = state.text() if callable(getattr(state, "text", None)) else str(state)
             out.write(f"{'=' * 40} {number} {'=' * 40}\n{text}\n\n")
-
-
-def _text_of(state: Any) -> str:
-    return str(state.text()) if callable(getattr(state, "text", None)) else str(state)
 
 
 def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = None) -> str:
@@ -93,8 +87,7 @@ def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = 
 
 
 def load_image(source: Any) -> tuple[Any, tuple[int, int]]:
-    """A PIL image and its size (width, height) in pixels, from a path, an address, bytes or a PIL image.
-    Raises MissingExtra without Pillow."""
+    """A PIL image and its size (width, height), from a path, an address, bytes or a PIL image."""
     try:
         pictures: Any = importlib.import_module("PIL.Image")
     except ImportError as error:
@@ -178,8 +171,6 @@ def execute_shell_command(command: str) -> Any:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that is free now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -203,14 +194,8 @@ def wait_for_server(base_url: str, timeout: float | None = 300.0, process: Any =
 
 def terminate_process(process: Any, timeout: float = 20.0) -> None:
     """End a server's process and all that it started."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout)
+    if process.poll() is None:
+        end_process(process, timeout)
 
 
 # -- text ----------------------------------------------------------------------------------------------------
@@ -275,12 +260,8 @@ def add_common_sglang_args_and_parse(
     return parser.parse_args(argv)
 
 
-def add_common_other_args_and_parse(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """The same for programs that talk to other systems."""
-    return add_common_sglang_args_and_parse(parser, argv)
-
+add_common_other_args_and_parse = add_common_sglang_args_and_parse
+"""The same for programs that talk to other systems."""
 
 _BACKENDS = ("srt", "srt-no-parallel", "engine", "mock")
 
@@ -309,8 +290,7 @@ def is_in_ci() -> bool:
 def dump_bench_raw_result(
     path: str | None, states: Sequence[Any], preds: Sequence[Any], labels: Sequence[Any]
 ) -> None:
-    """One JSON line per state: its number, prompt, output, and whether the prediction was right. Nothing
-    where `path` is None."""
+    """One JSON line per state: its number, prompt, output, and whether the prediction was right."""
     if not path:
         return
     with open(path, "w", encoding="utf-8") as out:

@@ -1,21 +1,14 @@
 """Backends by name, and conversion of other objects to one. Loads a backend's module when it is used.
 
-`engine.py` has RuntimeBackend, the base class of the backends for the bundled runtime, and the one in this
-process; `endpoint.py` is the one over HTTP. `common/api.py` has ApiBackend, the base class of the backends
-for other providers' APIs: it refuses what an API cannot do, sends requests and reads replies. `openai.py`,
-`anthropic.py` and `gemini.py` are one wire format each, and `litellm.py` uses that package.
-`common/remote.py` turns constraints into structured output, and `common/transport.py` is the HTTP client of
-all of them. `blocking.py` runs backends that programs write as sglang's (BaseBackend), and
-`common/openai_choices.py` chooses with a completion model that scores nothing. `mock.py` has scripted
-answers, for tests. Why without the providers' packages:
-`tutorials/decisions/007-apis-without-their-packages.md`.
+`engine.py` and `endpoint.py` are the bundled runtime in this process and over HTTP; `common/api.py` is the
+base of the APIs of other providers (why without their packages:
+`tutorials/decisions/007-apis-without-their-packages.md`), `blocking.py` of backends written for sglang.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl.backends.base import Backend
@@ -38,17 +31,6 @@ NEED_A_MODEL = frozenset({"openai", "anthropic", "gemini", "vertexai", "litellm"
 """Backends that need a model's name, so that their own name is not enough."""
 
 
-@runtime_checkable
-class EngineLike(Protocol):
-    """The bundled engine, which takes requests instead of calls."""
-
-    async def submit(self, request: Any) -> Any: ...
-
-    def stream_deltas(self, request: Any) -> AsyncIterator[Any]: ...
-
-    def flush_cache(self) -> bool: ...
-
-
 @functools.cache
 def by_name(name: str) -> Backend:
     """The process's one backend of this name, with its defaults: an engine is started once, not per run."""
@@ -66,14 +48,7 @@ def by_name(name: str) -> Backend:
     return BACKENDS.load(name)()
 
 
-_APIS = {
-    "gpt-": "OpenAI",
-    "o1": "OpenAI",
-    "o3": "OpenAI",
-    "o4": "OpenAI",
-    "claude": "Anthropic",
-    "gemini": "Gemini",
-}
+_APIS = {"OpenAI": ("gpt-", "o1", "o3", "o4"), "Anthropic": ("claude",), "Gemini": ("gemini",)}
 
 
 def _instead_of(name: str) -> str:
@@ -81,8 +56,8 @@ def _instead_of(name: str) -> str:
     host, colon, port = name.partition(":")
     if host and colon and port.split("/")[0].isdigit():
         return f'For a server: backend="http://{name}"'
-    api = next((api for start, api in _APIS.items() if name.startswith(start)), None)
-    return f"For a model: backend={api or 'Engine'}({name!r})"
+    api = next((api for api, starts in _APIS.items() if name.startswith(starts)), "Engine")
+    return f"For a model: backend={api}({name!r})"
 
 
 @functools.cache
@@ -110,7 +85,7 @@ def as_backend(value: Any) -> Backend:
             return by_name(value)
         case object(endpoint=Backend() as endpoint):  # a Runtime
             return endpoint
-        case EngineLike():
+        case object(submit=_, stream_deltas=_, flush_cache=_):  # an Engine
             # By name: programs without an engine never load its module.
             return BACKENDS.load("engine")(value)  # type: ignore[call-arg]
         case _:

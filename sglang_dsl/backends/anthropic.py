@@ -1,6 +1,5 @@
 """Anthropic: the Messages API (docs.anthropic.com, "Messages" and "Streaming Messages"), over HTTP.
 
-System turns before the first other turn are sent as the system prompt, in every request.
 Nothing is dropped: what the API cannot express raises Unsupported. It knows no model's peculiarities.
 """
 
@@ -14,7 +13,7 @@ from typing import Any
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Call, Delta, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiReply, ApiRequest
-from sglang_dsl.backends.common.prompts import arguments, image_of, turns
+from sglang_dsl.backends.common.prompts import Part, arguments_of, parts_of, turns
 from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
@@ -30,6 +29,70 @@ _FINISHES = {
 }
 
 
+class AnthropicReply(ApiReply):
+    """A message, or the events of its stream (message_start, content_block_delta, message_stop, ...)."""
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._reason: str | None = None
+
+    @staticmethod
+    def samples(answer: Any, n: int) -> list[dict[str, Any]]:
+        match answer:
+            case {"content": list(), "stop_reason": str()}:
+                return [answer]
+            case _:
+                raise BackendError(f"the API's answer is not a message: {str(answer)[:200]!r}")
+
+    def event(self, data: dict[str, Any]) -> Delta:
+        match data:
+            case {"content": list(blocks), "stop_reason": str(reason)}:
+                self._message, self._reason = data, reason
+                self._usage |= data.get("usage") or {}
+                text = "".join(b.get("text", "") for b in blocks if b.get("type") == "text")
+                thinking = "".join(b.get("thinking", "") for b in blocks if b.get("type") == "thinking")
+                return Delta(text, reasoning=thinking)
+            case {"type": "message_start", "message": dict(message)}:
+                self._message = message
+                self._usage |= message.get("usage") or {}
+            case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
+                return Delta(text)
+            case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
+                return Delta("", reasoning=text)
+            case {"type": "message_delta", "delta": dict(delta)}:
+                self._reason = delta.get("stop_reason") or self._reason
+                self._usage |= data.get("usage") or {}
+            case {"type": "message_stop"}:
+                self.finished = self._reason is not None
+            case {"type": "error", "error": dict(error)}:
+                raise BackendError(
+                    f"the stream ended with an error: {error.get('message')}",
+                    retryable=error.get("type") in ("overloaded_error", "api_error"),
+                )
+            case _:
+                pass  # pings, block borders, and what later versions of the API add
+        return Delta("")
+
+    def meta(self) -> dict[str, Any]:
+        if self._reason == "refusal":
+            raise BackendError("the model refused")
+        kind = _FINISHES.get(str(self._reason), self._reason)
+        meta: dict[str, Any] = {key: self._message[key] for key in ("id", "model") if self._message.get(key)}
+        meta["finish_reason"] = {"type": kind, "reason": self._reason}
+        cached = self._usage.get("cache_read_input_tokens") or 0
+        written = self._usage.get("cache_creation_input_tokens") or 0
+        meta["prompt_tokens"] = (self._usage.get("input_tokens") or 0) + cached + written
+        meta["completion_tokens"] = self._usage.get("output_tokens") or 0
+        meta["cached_tokens"] = cached
+        calls = [
+            {"id": block.get("id"), "name": block["name"], "arguments": json.dumps(block.get("input") or {})}
+            for block in self._message.get("content") or ()
+            if block.get("type") == "tool_use"
+        ]
+        return meta | ({"tool_calls": calls} if calls else {})
+
+
 class Anthropic(ApiBackend):
     """The model `model_name` at Anthropic's API, or at a compatible server.
 
@@ -41,6 +104,7 @@ class Anthropic(ApiBackend):
     """
 
     name = "anthropic"
+    reply = AnthropicReply
     prefills = True
     takes = TAKES
     samples = logprobs = False
@@ -75,9 +139,6 @@ class Anthropic(ApiBackend):
             body["stream"] = True
         return ApiRequest("/v1/messages", body)
 
-    def reply(self, request: ApiRequest) -> AnthropicReply:
-        return AnthropicReply(self.name)
-
     def _conversation(self, prompt: Prompt) -> dict[str, Any]:
         done, prefill = turns(prompt, self.name)
         system: list[str] = []
@@ -85,10 +146,7 @@ class Anthropic(ApiBackend):
         for at, message in enumerate(done):
             if message.role in ("system", "developer"):
                 if sent:
-                    raise Unsupported(
-                        f"{self.name} supports system turns only before the first other turn",
-                        backend=self.name,
-                    )
+                    raise Unsupported(f"{self.name} supports system turns only before the first other turn")
                 system.append(_text(message, self.name))
             elif message.role == "tool" and done[at - 1].role == "tool" and sent:
                 # The results of one turn's calls go into one turn.
@@ -98,7 +156,7 @@ class Anthropic(ApiBackend):
         if prefill is not None:
             sent.append(_wire(prefill, self.name))
         if not sent:
-            raise Unsupported(f"{self.name} needs a user turn to reply to", backend=self.name)
+            raise Unsupported(f"{self.name} needs a user turn to reply to")
         body: dict[str, Any] = {"messages": sent}
         if system_prompt := "\n\n".join(text for text in system if text):
             body["system"] = system_prompt
@@ -121,83 +179,11 @@ def _tools(tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> d
     return {"tools": offered, "tool_choice": kind}
 
 
-class AnthropicReply(ApiReply):
-    """A message, or the events of its stream (message_start, content_block_delta, message_stop, ...)."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__(backend)
-        self._message: dict[str, Any] = {}
-        self._usage: dict[str, Any] = {}
-        self._reason: str | None = None
-
-    def read(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:
-        match answer:
-            case {"content": list(blocks), "stop_reason": str(reason)}:
-                meta = _meta(answer, reason, answer.get("usage") or {}, self.backend)
-            case _:
-                raise BackendError(
-                    f"the API's answer is not a message: {str(answer)[:200]!r}", backend=self.backend
-                )
-        text = "".join(block.get("text", "") for block in blocks if block.get("type") == "text")
-        reasoning = "".join(b.get("thinking", "") for b in blocks if b.get("type") == "thinking")
-        calls = [
-            {"id": b.get("id"), "name": b["name"], "arguments": json.dumps(b.get("input") or {})}
-            for b in blocks
-            if b.get("type") == "tool_use"
-        ]
-        if reasoning:
-            meta["reasoning_content"] = reasoning
-        if calls:
-            meta["tool_calls"] = calls
-        return [text], [meta]
-
-    def event(self, data: dict[str, Any]) -> Delta:
-        match data:
-            case {"type": "message_start", "message": dict(message)}:
-                self._message = message
-                self._usage |= message.get("usage") or {}
-            case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
-                return Delta(text)
-            case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
-                return Delta("", reasoning=text)
-            case {"type": "message_delta", "delta": dict(delta)}:
-                self._reason = delta.get("stop_reason") or self._reason
-                self._usage |= data.get("usage") or {}
-            case {"type": "message_stop"}:
-                self.finished = self._reason is not None
-            case {"type": "error", "error": dict(error)}:
-                raise BackendError(
-                    f"the stream ended with an error: {error.get('message')}",
-                    backend=self.backend,
-                    retryable=error.get("type") in ("overloaded_error", "api_error"),
-                )
-            case _:
-                pass  # pings, block borders, and what later versions of the API add
-        return Delta("")
-
-    def meta(self) -> dict[str, Any]:
-        return _meta(self._message, str(self._reason), self._usage, self.backend)
-
-
-def _meta(message: Mapping[str, Any], reason: str, usage: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    if reason == "refusal":
-        raise BackendError("the model refused", backend=backend)
-    kind = _FINISHES.get(reason, reason)
-    meta: dict[str, Any] = {key: message[key] for key in ("id", "model") if message.get(key)}
-    meta["finish_reason"] = {"type": kind, "reason": reason}
-    cached = usage.get("cache_read_input_tokens") or 0
-    written = usage.get("cache_creation_input_tokens") or 0
-    meta["prompt_tokens"] = (usage.get("input_tokens") or 0) + cached + written
-    meta["completion_tokens"] = usage.get("output_tokens") or 0
-    meta["cached_tokens"] = cached
-    return meta
-
-
 def _text(message: Message, backend: str) -> str:
     if isinstance(message.content, str):
         return message.content
     if any(part.get("type") != "text" for part in message.content):
-        raise Unsupported(f"{backend} supports only text in a turn of {message.role!r}", backend=backend)
+        raise Unsupported(f"{backend} supports only text in a turn of {message.role!r}")
     return "".join(part["text"] for part in message.content)
 
 
@@ -210,33 +196,23 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
         }
         return {"role": "user", "content": [result]}
     if message.role not in ("user", "assistant"):
-        raise Unsupported(f"{backend} does not support turns of {message.role!r}", backend=backend)
+        raise Unsupported(f"{backend} does not support turns of {message.role!r}")
     blocks = _blocks(message, backend)
     for call in message.tool_calls:
-        blocks.append({"type": "tool_use", "id": call.id or "", "name": call.name, "input": arguments(call)})
+        arguments = arguments_of(call.arguments) or {}
+        blocks.append({"type": "tool_use", "id": call.id or "", "name": call.name, "input": arguments})
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         return {"role": message.role, "content": blocks[0]["text"]}
     return {"role": message.role, "content": blocks}
 
 
-def _blocks(message: Message, backend: str) -> list[dict[str, Any]]:
-    if isinstance(message.content, str):
-        return [{"type": "text", "text": message.content}] if message.content else []
-    blocks: list[dict[str, Any]] = []
-    for part in message.content:
-        match part:
-            case {"type": "text", "text": str(text)}:
-                blocks.append({"type": "text", "text": text})
-            case {"type": "image_url"}:
-                image = image_of(part)
-                source = (
-                    {"type": "url", "url": image.url}
-                    if image.data is None
-                    else {"type": "base64", "media_type": image.mime, "data": image.data}
-                )
-                blocks.append({"type": "image", "source": source})
-            case _:
-                raise Unsupported(
-                    f"{backend} supports text and images, not {part.get('type')!r}", backend=backend
-                )
-    return blocks
+def _blocks(message: Message, backend: str) -> list[Part]:
+    if not message.content:
+        return []
+    return parts_of(message, backend, lambda text: {"type": "text", "text": text}, _image)
+
+
+def _image(url: str, mime: str, data: str | None) -> Part:
+    if data is None:
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    return {"type": "image", "source": {"type": "base64", "media_type": mime, "data": data}}

@@ -44,8 +44,7 @@ class Backend(ABC):
 
     @property
     def identity(self) -> str:
-        """Distinguishes this backend's answers from another's in a record: its name, and its model or
-        address."""
+        """Distinguishes this backend's answers in a record: its name, and its model or address."""
         return self.name
 
     @property
@@ -66,15 +65,13 @@ class Backend(ABC):
         """Pieces of the text as they are generated. Together they are what generate would return."""
 
     async def whole(self, call: Call) -> AsyncIterator[Delta]:
-        """generate() as a stream of one piece, for a call that may call tools: whether a reply is a call is
-        known only when it is complete."""
+        """generate() as a stream of one piece: only a complete reply shows whether it calls tools."""
         done = await self.generate(call)
         yield Delta(done.texts[0], done.meta, reasoning=done.meta.get("reasoning_content") or "")
 
     @abstractmethod
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        """Log-probabilities of the given texts after a prompt, in the order of the choices. Raises
-        BackendError, Unsupported."""
+        """Log-probabilities of the choices after a prompt, in order. Raises BackendError, Unsupported."""
 
     async def commit(self, prompt: Prompt) -> None:
         """Put the prompt into the prefix cache. A backend without a cache does nothing."""
@@ -94,8 +91,7 @@ class Backend(ABC):
         return False
 
     async def prefix_cache(self) -> dict[str, Any] | None:
-        """The content of the prefix cache: nodes with their tokens, hits and the beginning of their text.
-        None if the backend has none, or does not show it."""
+        """The nodes of the prefix cache, with tokens, hits and text. None if it has or shows none."""
         return None
 
     async def info(self) -> dict[str, Any]:

@@ -1,11 +1,8 @@
-"""BaseBackend: base class for backends written for sglang, with blocking methods that take a view of the
-state and a set of sampling parameters. Knows no programs.
-"""
+"""BaseBackend: base class for backends written for sglang, with blocking methods. Knows no programs."""
 
 from __future__ import annotations
 
 import abc
-import asyncio
 import copy
 import dataclasses
 import functools
@@ -17,30 +14,20 @@ from typing import Any, TypeVar
 from runtime.formats.chat import get_chat_template
 from runtime.formats.chat.render import render_prompt
 from runtime.formats.chat.template import ChatTemplate
-from sglang_dsl.backends.base import (
-    Backend,
-    Call,
-    ChoiceCall,
-    ChoiceScore,
-    ChoiceScores,
-    Completion,
-    Delta,
-    Prompt,
-)
+from sglang_dsl.backends import base
 from sglang_dsl.choices import METHODS, ChoicesDecision
-from sglang_dsl.concurrency.threads import Threads
+from sglang_dsl.concurrency.threads import Threads, awaited
 from sglang_dsl.errors import BackendError, Unsupported
 
 T = TypeVar("T")
 MOST_AT_ONCE = 64
-_FORMS = {"regex": "regex", "json_schema": "json_schema"}
+_FORMS = ("regex", "json_schema")
 _OPTIONS = frozenset({"return_text_in_logprobs"})
 
 
 @dataclass
 class SglSamplingParams:
-    """The sampling parameters of a generation, without defaults. `dtype` is None: a dtype is sent as its
-    regex."""
+    """The sampling parameters of a generation. `dtype` is None: a dtype is sent as its regex."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -64,23 +51,14 @@ class SglSamplingParams:
     regex: str | None = None
 
     def clone(self) -> SglSamplingParams:
-        """A deep copy."""
         return copy.deepcopy(self)
 
     def to_openai_kwargs(self) -> dict[str, Any]:
         """As parameters of OpenAI's APIs."""
-        return self._named(
-            "stop",
-            "temperature",
-            "top_p",
-            "frequency_penalty",
-            "presence_penalty",
-            max_new_tokens="max_tokens",
-        )
+        same = ("stop", "temperature", "top_p", "frequency_penalty", "presence_penalty")
+        return self._named(*same, max_new_tokens="max_tokens")
 
-    def to_litellm_kwargs(self) -> dict[str, Any]:
-        """As parameters of litellm.completion()."""
-        return self.to_openai_kwargs()
+    to_litellm_kwargs = to_openai_kwargs
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
         """As parameters of Anthropic's API."""
@@ -128,11 +106,9 @@ class StateView:
     images_: list[Any] = field(default_factory=list)
 
     def text(self) -> str:
-        """`text_`."""
         return self.text_
 
     def messages(self) -> list[dict[str, Any]]:
-        """`messages_`."""
         return self.messages_
 
 
@@ -145,7 +121,7 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be instantiated, as in sglang
     chat_template: ChatTemplate | None = None
 
     @functools.cached_property
-    def endpoint(self) -> Backend:
+    def endpoint(self) -> base.Backend:
         """The backend that programs run on."""
         return _OnThreads(self)
 
@@ -190,10 +166,10 @@ class BaseBackend(abc.ABC):  # noqa: B024 - it can be instantiated, as in sglang
         return
 
 
-BaseBackend.register(Backend)  # type: ignore[type-abstract]
+BaseBackend.register(base.Backend)  # type: ignore[type-abstract]
 
 
-class _OnThreads(Backend):
+class _OnThreads(base.Backend):
     """A BaseBackend, called on threads."""
 
     def __init__(self, inner: BaseBackend) -> None:
@@ -207,20 +183,18 @@ class _OnThreads(Backend):
     def identity(self) -> str:
         return f"{self.name}:{self._inner.get_model_name()}"
 
-    async def generate(self, call: Call) -> Completion:
+    async def generate(self, call: base.Call) -> base.Completion:
         view, params = self._view(call.prompt), self._params(call)
         text, meta = await self._call(self._inner.generate, view, params)
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
-            raise BackendError(
-                f"generate returned {text!r:.200} instead of {call.n} texts", backend=self.name
-            )
-        return Completion(texts, dict(meta or {}))
+            raise BackendError(f"generate returned {text!r:.200} instead of {call.n} texts")
+        return base.Completion(texts, dict(meta or {}))
 
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+    async def stream(self, call: base.Call) -> AsyncIterator[base.Delta]:
         if type(self._inner).generate_stream is BaseBackend.generate_stream:
             done = await self.generate(call)
-            yield Delta(done.texts[0], done.meta)
+            yield base.Delta(done.texts[0], done.meta)
             return
         view, params = self._view(call.prompt), self._params(call)
         pieces = await self._call(self._inner.generate_stream, view, params)
@@ -229,10 +203,10 @@ class _OnThreads(Backend):
             text, more = piece
             meta |= more or {}
             if text:
-                yield Delta(text)
-        yield Delta("", meta)
+                yield base.Delta(text)
+        yield base.Delta("", meta)
 
-    async def score(self, call: ChoiceCall) -> ChoiceScores:
+    async def score(self, call: base.ChoiceCall) -> base.ChoiceScores:
         view = self._view(call.prompt)
         name = "unconditional_likelihood_normalized" if call.unconditional else "token_length_normalized"
         result: Any = await self._call(
@@ -242,16 +216,15 @@ class _OnThreads(Backend):
             (result.decision, result.meta_info) if isinstance(result, ChoicesDecision) else (result, {})
         )
         if choice not in call.choices:
-            raise BackendError(
-                f"select returned {choice!r:.80}, which is not one of the options", backend=self.name
-            )
+            raise BackendError(f"select returned {choice!r:.80}, which is not one of the options")
         index, prior = call.choices.index(choice), (0.0,) if call.unconditional else None
         scores = (
-            ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
+            base.ChoiceScore((0.0 if at == index else -math.inf,), (), prior)
+            for at in range(len(call.choices))
         )
-        return ChoiceScores(tuple(scores), {**extra, "exact": False, "how": "the backend's own select"})
+        return base.ChoiceScores(tuple(scores), {**extra, "exact": False, "how": "the backend's own select"})
 
-    async def commit(self, prompt: Prompt) -> None:
+    async def commit(self, prompt: base.Prompt) -> None:
         await self._call(self._inner.cache_prefix, self._view(prompt).text_)
 
     async def aflush_cache(self) -> bool:
@@ -268,7 +241,7 @@ class _OnThreads(Backend):
     def _pool(self) -> Threads:
         return Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
 
-    def _view(self, prompt: Prompt) -> StateView:
+    def _view(self, prompt: base.Prompt) -> StateView:
         template, text = self._inner.get_chat_template(), prompt.plain_text
         last = prompt.messages[-1] if prompt.messages else None
         done = [
@@ -283,7 +256,7 @@ class _OnThreads(Backend):
             template,
         )
 
-    def _params(self, call: Call) -> SglSamplingParams:
+    def _params(self, call: base.Call) -> SglSamplingParams:
         """Raises Unsupported for parameters that they do not have."""
         fields = {one.name for one in dataclasses.fields(SglSamplingParams)}
         values = {
@@ -297,8 +270,8 @@ class _OnThreads(Backend):
         if constraint is not None and constraint.kind not in _FORMS:
             unable.append(constraint.kind)
         if unable := sorted({*unable, *(call.options.keys() - _OPTIONS)}):
-            raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}", backend=self.name)
-        form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
+            raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}")
+        form: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.spec}
         return SglSamplingParams(
             **{name: value for name, value in values.items() if name in fields},
             n=call.n,
@@ -311,28 +284,7 @@ class _OnThreads(Backend):
 
     async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method on a thread. Raises Unsupported if the subclass does not implement it."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def work() -> None:
-            try:
-                outcome: Any = functools.partial(_settle, done, method(*arguments), None)
-            except Exception as error:  # noqa: BLE001 - raised where it is awaited
-                outcome = functools.partial(_settle, done, None, error)
-            loop.call_soon_threadsafe(outcome)
-
-        self._threads.submit(work)
         try:
-            return await done
+            return await awaited(self._threads.submit, functools.partial(method, *arguments))
         except NotImplementedError as error:
-            what = getattr(method, "__name__", "this")
-            raise Unsupported(f"{self.name} has no {what}", backend=self.name) from error
-
-
-def _settle(done: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if done.done():
-        return  # cancelled
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(value)
+            raise Unsupported(f"{self.name} has no {getattr(method, '__name__', 'this')}") from error

@@ -1,8 +1,5 @@
-"""RuntimeEndpoint: the bundled runtime as a server, over HTTP. Messages are sent as messages: the server
-renders them with its checkpoint's own template, unless a template is set here.
-
-It knows the server's native API (POST /generate, /flush_cache, GET /model_info, /server_info) and nothing
-about how the server works.
+"""RuntimeEndpoint: the bundled runtime as a server, over HTTP. The server renders messages with its
+checkpoint's own template, unless a template is set here.
 """
 
 from __future__ import annotations
@@ -102,8 +99,7 @@ class RuntimeEndpoint(RuntimeBackend):
         return f"RuntimeEndpoint({self.base_url!r})"
 
     def __reduce__(self) -> Any:
-        """For worker processes of a batch: another endpoint of the same server, with connections of its
-        own."""
+        """For worker processes of a batch: another endpoint of the same server."""
         return functools.partial(RuntimeEndpoint, lazy=True, **self._arguments), (self.base_url,)
 
     @property
@@ -117,15 +113,10 @@ class RuntimeEndpoint(RuntimeBackend):
 
     @property
     def model_info(self) -> dict[str, Any]:
-        """What the server reports about its model: model_path and more. Requested once. Raises
-        BackendError."""
+        """What the server reports about its model. Requested once. Raises BackendError."""
         if self._model_info is None:
             self._model_info = background().run(self._get("/model_info"), INFO_S + GRACE_S)
         return self._model_info
-
-    def get_model_name(self) -> str:
-        """The model's name, as reported by the server."""
-        return str(self.model_info["model_path"])
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -147,12 +138,9 @@ class RuntimeEndpoint(RuntimeBackend):
         """`chat_template`."""
         return self.chat_template
 
-    # -- the verbs -------------------------------------------------------------------------------------------
-
     async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
         answer = await self.request("/generate", as_json(request), request.timeout_s)
-        answers = answer if isinstance(answer, list) else [answer]
-        return [output_of(one, self.name) for one in answers]
+        return [output_of(one, self.name) for one in (answer if isinstance(answer, list) else [answer])]
 
     def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
         return self.pieces(as_json(request), request.timeout_s)
@@ -160,8 +148,7 @@ class RuntimeEndpoint(RuntimeBackend):
     async def tool_parser(self) -> str | None:
         if self._model_info is None:
             self._model_info = await self._get("/model_info")
-        parser: str | None = self._model_info.get("tool_parser")
-        return parser
+        return self._model_info.get("tool_parser")
 
     async def pieces(
         self, body: Mapping[str, Any], timeout: float | None = None
@@ -179,7 +166,6 @@ class RuntimeEndpoint(RuntimeBackend):
         if not stream.finished:
             raise BackendError(
                 f"the stream broke off after {stream.length} characters",
-                backend=self.name,
                 retryable=True,
                 hint="the server may have stopped; its log says why",
             )
@@ -208,11 +194,14 @@ class RuntimeEndpoint(RuntimeBackend):
         if prompt.tools:
             raise Unsupported(
                 "a chat template that is set here renders no tools",
-                backend=self.name,
                 hint="leave chat_template to the server",
             )
         with self.faults():
-            return _rendered(prompt, self._template)
+            rendered = render(prompt.messages, self._template)
+            if rendered.videos or rendered.audios:
+                render_prompt(prompt.messages, self._template)  # raises TemplateError with the place
+        images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
+        return {"text": rendered.text, **({"image_data": images} if images else {})}
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         body = {"constraints": msgspec.to_builtins(list(constraints))}
@@ -241,11 +230,8 @@ class RuntimeEndpoint(RuntimeBackend):
     async def aclose(self) -> None:
         await self._transport.aclose()
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     async def _unless(self, statuses: Set[int], path: str, body: Any = None, timeout: float = INFO_S) -> Any:
-        """The JSON of the answer to a GET, or with a body to a POST; None if its status is one of these.
-        Raises BackendError."""
+        """The JSON of the answer to a GET, or a POST of `body`; None for these statuses."""
         try:
             if body is None:
                 return await self._transport.get(path, timeout)
@@ -274,18 +260,8 @@ class RuntimeEndpoint(RuntimeBackend):
         return answer
 
 
-def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
-    """A request's fields for a prompt: text and images. Raises TemplateError for other media."""
-    rendered = render(prompt.messages, template)
-    if rendered.videos or rendered.audios:
-        render_prompt(prompt.messages, template)  # raises with the place
-    images = [{"url": one.url, "detail": one.detail} for one in rendered.images]
-    return {"text": rendered.text, **({"image_data": images} if images else {})}
-
-
 def _check_reachable(url: str) -> None:
-    """Connect once and close the connection. Raises BackendError if nothing listens. A server behind a proxy
-    is not checked: the proxy would answer."""
+    """Raises BackendError if nothing listens; not checked behind a proxy, which would answer."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):

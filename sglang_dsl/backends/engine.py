@@ -1,26 +1,30 @@
-"""The bundled runtime as a backend: RuntimeBackend, which makes one GenerateReqInput of a call, and
-EngineBackend, which passes it to an engine in this process; endpoint.py sends it to a server. The engine is
-loaded by name when a model is requested.
+"""The bundled runtime as a backend: RuntimeBackend makes one GenerateReqInput of a call, and EngineBackend
+passes it to an engine in this process; endpoint.py sends it to a server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar
 
 import msgspec
 
 from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.reply import was_cut
+from runtime.formats.tools.constraints import structure_constraint
+from runtime.formats.tools.parser import FunctionCallParser, detector_of
+from runtime.formats.tools.schema import rewritten
+from runtime.formats.tools.types import Tool
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputDelta, new_rid
 from runtime.protocol.registry import Registry
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.local_tools import held_to_tools, with_calls
 from sglang_dsl.backends.common.native import as_program_error, choices_request, scores_of
 from sglang_dsl.conversation.requests import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
@@ -36,6 +40,7 @@ PER_TOKEN = (
     "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
 )  # fmt: skip
 """Lists in a stream's metadata that have one entry per token."""
+# Counters that are summed over several samples; the rest of their meta is the first one's.
 _SUMMED = ("completion_tokens", "jumped_tokens", "decode_steps")
 
 
@@ -82,15 +87,17 @@ class RuntimeBackend(Backend):
     async def generate(self, call: Call) -> Completion:
         if call.may_call_tools:
             if call.n != 1:
-                raise Unsupported(
-                    "a reply that may call tools is one text", backend=self.name, hint="use n=1"
-                )
-            held, parser = held_to_tools(call, await self.tool_parser(), self.name)
+                raise Unsupported("a reply that may call tools is one text", hint="use n=1")
+            held, parser = _held_to_tools(call, await self.tool_parser())
             [output] = await self._answers(self.as_request(held))
             self.token_usage.count(output.meta)
-            return with_calls(output.text, output.meta, held, parser)
+            return _with_calls(output.text, output.meta, held, parser)
         outputs = await self._answers(self.as_request(call), call.n)
-        meta = dict(outputs[0].meta) if call.n == 1 else _summed([output.meta for output in outputs])
+        meta = dict(outputs[0].meta)
+        if call.n > 1:
+            samples = [dict(output.meta) for output in outputs]
+            meta |= {key: sum(int(one.get(key) or 0) for one in samples) for key in _SUMMED}
+            meta["samples"] = samples
         self.token_usage.count(meta)
         return Completion(tuple(output.text for output in outputs), meta)
 
@@ -117,7 +124,7 @@ class RuntimeBackend(Backend):
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         request = choices_request(call, self._prompt(call.prompt))
         [output] = await self._answers(request)
-        error = BackendError(f"the {self.peer} returned a choice without scores", backend=self.name)
+        error = BackendError(f"the {self.peer} returned a choice without scores")
         scores = scores_of(output, call, error)
         self.token_usage.count(scores.meta)
         return scores
@@ -133,7 +140,6 @@ class RuntimeBackend(Backend):
         if unknown := sorted(call.options.keys() - OPTIONS):
             raise Unsupported(
                 f"the {self.peer} does not take {', '.join(unknown)}",
-                backend=self.name,
                 hint=f"it takes {', '.join(sorted(OPTIONS))}",
             )
         sampling = call.sampling if call.n == 1 else msgspec.structs.replace(call.sampling, n=call.n)
@@ -147,21 +153,13 @@ class RuntimeBackend(Backend):
         )
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
-        """The prompt's fields, and an id by which errors name the request."""
         return {"rid": new_rid(), **self.prompt_fields(prompt)}
 
     async def _answers(self, request: GenerateReqInput, n: int = 1) -> list[GenerateOutput]:
         outputs = await self.submit(request)
         if len(outputs) != n:
-            raise BackendError(f"the {self.peer} sent {len(outputs)} answers for {n}", backend=self.name)
+            raise BackendError(f"the {self.peer} sent {len(outputs)} answers for {n}")
         return outputs
-
-
-def _summed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One meta for several samples: the first one's, with its counters summed, and all of them as
-    "samples"."""
-    total = {key: sum(int(meta.get(key) or 0) for meta in metas) for key in _SUMMED}
-    return {**metas[0], **total, "samples": [dict(meta) for meta in metas]}
 
 
 class _PerToken:
@@ -187,16 +185,66 @@ class _PerToken:
         return {**meta, **fresh}
 
     def whole(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """`meta` with all entries."""
         return {**meta, **{name: list(entries) for name, entries in self._entries.items()}}
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+def _held_to_tools(call: Call, key: str | None) -> tuple[Call, str]:
+    """The call with its reply constrained to calls of its tools, and the parser of that reply. `key`: the
+    model's format. Raises Unsupported if that is not known and the reply is free."""
+    # Calls are constrained to their tool's schema.
+    tools = [
+        Tool(one.name, rewritten(one.parameters, _closed), one.description, strict=True)
+        for one in map(Tool.of, call.prompt.tools)
+    ]
+    detector = None if key is None else detector_of(key)
+    constraint = structure_constraint(detector, tools, call.tool_choice, call.parallel_tools)
+    parser = key if constraint is None or constraint.key is None else constraint.key
+    if parser is None:
+        raise Unsupported(
+            "this model's tool call format is not known",
+            hint='start it with tool_call_parser, or use tool_choice="required"',
+        )
+    shape = None if constraint is None else Constraint(constraint.kind, json.dumps(constraint.spec))
+    sampling = msgspec.structs.replace(call.sampling, skip_special_tokens=False)
+    return msgspec.structs.replace(call, sampling=sampling, constraint=shape), parser
+
+
+def _with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> Completion:
+    """The completion of a reply to _held_to_tools(), with its calls; a reply that was cut calls nothing."""
+    if was_cut(meta) or (meta.get("finish_reason") or {}).get("type") == "length":
+        return Completion((text,), dict(meta))
+    reader = FunctionCallParser(call.prompt.tools, parser, incremental=call.constraint is not None)
+    text, calls = reader.parse_non_stream(text)
+    if not calls:
+        return Completion((text,), dict(meta))
+    earlier = sum(len(message.tool_calls) for message in call.prompt.messages)
+    meta_calls = [
+        {"id": _id(parser, str(one.name), number), "name": one.name, "arguments": one.parameters}
+        for number, one in enumerate(calls, earlier)
+    ]
+    return Completion((text,), {**meta, "tool_calls": meta_calls})
+
+
+def _id(parser: str, name: str, number: int) -> str:
+    """By its number in the conversation, so that a repeated run has the same prompts. Some templates take 9
+    letters and digits only; Kimi's has its own form."""
+    return f"functions.{name}:{number}" if parser == "kimi_k2" else f"call{number:05d}"
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Objects have no other members unless the schema allows them."""
+    if "properties" in schema and not schema.keys() & {"allOf", "patternProperties", "unevaluatedProperties"}:
+        schema.setdefault("additionalProperties", False)
+    return schema
 
 
 # -- in this process -----------------------------------------------------------------------------------------
 
 
 ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"})
-_OF_PROMPT = ("text", "messages", "tools", "template_kwargs", "allow_control_tokens", "suffix", "extra_key")
-"""Fields of a request that say what its prompt is, and where it is cached."""
 
 
 class EngineBackend(RuntimeBackend):
@@ -218,47 +266,41 @@ class EngineBackend(RuntimeBackend):
             raise TypeError(
                 "keyword arguments for an Engine need a model to start; this Engine is already running"
             )
-        self._engine = ENGINES.load("Engine")(engine, **kwargs) if self._owned else engine
+        self.engine = ENGINES.load("Engine")(engine, **kwargs) if self._owned else engine
 
     @property
     def identity(self) -> str:
-        return f"{self.name}:{self._engine.config.model}"
+        return f"{self.name}:{self.engine.config.model}"
 
     @property
     def model_info(self) -> dict[str, Any]:
-        return {"model_path": str(self._engine.model_path)}
-
-    @property
-    def engine(self) -> Any:
-        """The engine."""
-        return self._engine
+        return {"model_path": str(self.engine.model_path)}
 
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The engine's chat template as a prefix and a suffix for each role, for inspection. None if it has
         none, or if only its Jinja text can express it. The engine itself renders the prompts."""
-        template: ChatTemplate | None = self._engine.chat_template
-        return template
+        return self.engine.chat_template  # type: ignore[no-any-return]
 
     async def submit(self, request: GenerateReqInput) -> list[GenerateOutput]:
         params = request.sampling_params
         if params is None or params.n == 1:
             return [await self._submit(request)]
-        # First the prompt alone, so that the samples share it instead of each computing it.
-        await self._submit(_prompt_alone(request))
-        return await _all([self._submit(_sample(request, index)) for index in range(params.n)])
+        with self.faults(str(request.rid)):
+            outcomes = await self.engine.submit_batch(request)
+            if faults := [one for one in outcomes if isinstance(one, RuntimeFault)]:
+                raise faults[0]
+        return list(outcomes)
 
     def deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
-        answers: AsyncIterator[OutputDelta] = self._engine.stream_deltas(request)
-        return answers
+        return self.engine.stream_deltas(request)  # type: ignore[no-any-return]
 
     async def tool_parser(self) -> str | None:
-        parser: str | None = self._engine.tool_parser
-        return parser
+        return self.engine.tool_parser  # type: ignore[no-any-return]
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         with self.faults():
-            outcomes = await asyncio.to_thread(self._engine.precompile, constraints)
+            outcomes = await asyncio.to_thread(self.engine.precompile, constraints)
         return [
             {"ok": False, "error": one.to_dict()}
             if isinstance(one, RuntimeFault)
@@ -269,51 +311,26 @@ class EngineBackend(RuntimeBackend):
     async def count_tokens(self, prompt: Prompt) -> int | None:
         with self.faults():
             request = GenerateReqInput(**prompt.fields)
-            return len(await asyncio.to_thread(self._engine.prompt_ids, request))
+            return len(await asyncio.to_thread(self.engine.prompt_ids, request))
 
     async def aflush_cache(self) -> bool:
         with self.faults():
-            return bool(await asyncio.to_thread(self._engine.flush_cache))
+            return bool(await asyncio.to_thread(self.engine.flush_cache))
 
     async def prefix_cache(self) -> dict[str, Any] | None:
         with self.faults():
-            return dict(await asyncio.to_thread(self._engine.prefix_cache))
+            return dict(await asyncio.to_thread(self.engine.prefix_cache))
 
     async def info(self) -> dict[str, Any]:
         with self.faults():
-            state = await asyncio.to_thread(self._engine.state)
-        path = str(self._engine.model_path)
+            state = await asyncio.to_thread(self.engine.state)
+        path = str(self.engine.model_path)
         return {"backend": self.name, "model_path": path, "tokenizer_path": path, **state}
 
     async def aclose(self) -> None:
         if self._owned:
-            await asyncio.to_thread(self._engine.close)
+            await asyncio.to_thread(self.engine.close)
 
     async def _submit(self, request: GenerateReqInput) -> GenerateOutput:
         with self.faults(str(request.rid)):
-            output: GenerateOutput = await self._engine.submit(request)
-            return output
-
-
-def _prompt_alone(request: GenerateReqInput) -> GenerateReqInput:
-    """A request that puts the prompt of `request` into the prefix cache."""
-    fields = {name: getattr(request, name) for name in _OF_PROMPT}
-    return GenerateReqInput(rid=new_rid(), sampling_params=SamplingParams(max_new_tokens=0), **fields)
-
-
-def _sample(request: GenerateReqInput, index: int) -> GenerateReqInput:
-    """The request for one sample of a request with n > 1. With one seed, each sample has its own seed."""
-    params: SamplingParams = request.sampling_params
-    seed = None if params.seed is None else (params.seed + index) % 2**63
-    one = msgspec.structs.replace(params, n=1, seed=seed)
-    return msgspec.structs.replace(request, rid=new_rid(), sampling_params=one)
-
-
-async def _all(calls: Sequence[Coroutine[Any, Any, GenerateOutput]]) -> list[GenerateOutput]:
-    """Results in order; the first failure cancels the rest."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in calls]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [task.result() for task in tasks]
+            return await self.engine.submit(request)  # type: ignore[no-any-return]

@@ -1,7 +1,5 @@
-"""Gemini: generateContent and streamGenerateContent, of the Gemini API or of Vertex AI, over HTTP.
-
-The wire format is that of ai.google.dev/api/generate-content. Nothing is dropped: what the API cannot express
-raises Unsupported. It fetches no credentials: the Gemini API needs a key, Vertex AI an access token.
+"""Gemini: generateContent and streamGenerateContent (ai.google.dev/api/generate-content), of the Gemini API
+or of Vertex AI. What the API cannot express raises Unsupported. It fetches no credentials.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Call, Delta, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiReply, ApiRequest
-from sglang_dsl.backends.common.prompts import arguments, image_of, turns
+from sglang_dsl.backends.common.prompts import Part, arguments_of, parts_of, turns
 from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
@@ -32,6 +30,84 @@ _NUMBERED = "call-"
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}
 
 
+class GeminiReply(ApiReply):
+    """A generateContent response, or the responses of a stream."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+        self._reason: str | None = None
+        # As in the runtime's own meta: (log-probability, id, text) per token.
+        self._logprobs: list[tuple[float, int | None, str]] = []
+        self._tops: list[list[tuple[float, int | None, str]]] = []
+        self._calls: list[dict[str, Any]] = []
+
+    @staticmethod
+    def samples(answer: Any, n: int) -> list[dict[str, Any]]:
+        match answer:
+            case {"candidates": list(candidates)} if len(candidates) == n:
+                return [{**answer, "candidates": [one]} for one in candidates]
+            case {"promptFeedback": {"blockReason": reason}}:
+                raise BackendError(f"the prompt was blocked: {reason}")
+            case _:
+                raise BackendError(f"the API's answer does not have {n} candidates: {str(answer)[:200]!r}")
+
+    def event(self, data: dict[str, Any]) -> Delta:
+        match data:
+            case {"error": {"message": message}}:
+                raise BackendError(f"the stream ended with an error: {message}")
+            case {"promptFeedback": {"blockReason": reason}}:
+                raise BackendError(f"the prompt was blocked: {reason}")
+        self._known |= {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
+        candidate = (data.get("candidates") or [{}])[0]
+        result = candidate.get("logprobsResult") or {}
+        self._logprobs += map(_token, result.get("chosenCandidates") or ())
+        for step in result.get("topCandidates") or ():
+            self._tops.append([_token(one) for one in step.get("candidates") or ()])
+        self._reason = candidate.get("finishReason") or self._reason
+        self.finished = self._reason is not None
+        text = reasoning = ""
+        for part in (candidate.get("content") or {}).get("parts") or ():
+            if part.get("thought"):
+                reasoning += part.get("text", "")
+            else:
+                text += part.get("text", "")
+            if (call := part.get("functionCall")) and "name" in call:
+                self._add_call(call, part.get("thoughtSignature"))
+        return Delta(text, reasoning=reasoning)
+
+    def _add_call(self, call: Mapping[str, Any], signature: str | None) -> None:
+        """The id keeps the signature of the thoughts, which the API expects back: "ID#SIGNATURE"."""
+        api_id = call.get("id") or f"{_NUMBERED}{len(self._calls)}"
+        call_id = f"{api_id}#{signature}" if signature else api_id
+        arguments = json.dumps(call.get("args") or {})
+        self._calls.append({"id": call_id, "name": call["name"], "arguments": arguments})
+
+    def meta(self) -> dict[str, Any]:
+        if self._reason not in (None, *_FINISHES):
+            raise BackendError(f"the reply was stopped: {self._reason}")
+        usage = self._known.get("usageMetadata") or {}
+        thought = usage.get("thoughtsTokenCount") or 0
+        kind = _FINISHES.get(str(self._reason), "stop")
+        meta: dict[str, Any] = {"finish_reason": {"type": kind, "reason": self._reason}}
+        for name, key in (("id", "responseId"), ("model", "modelVersion")):
+            if self._known.get(key):
+                meta[name] = self._known[key]
+        meta |= {
+            "prompt_tokens": usage.get("promptTokenCount") or 0,
+            "completion_tokens": (usage.get("candidatesTokenCount") or 0) + thought,
+            "cached_tokens": usage.get("cachedContentTokenCount") or 0,
+            "reasoning_tokens": thought,
+        }
+        if self._logprobs:
+            meta |= {"output_token_logprobs": self._logprobs, "output_top_logprobs": self._tops}
+        return meta | ({"tool_calls": self._calls} if self._calls else {})
+
+
+def _token(candidate: Mapping[str, Any]) -> tuple[float, int | None, str]:
+    # Fields at their defaults may be missing, as in all of Google's JSON.
+    return candidate.get("logProbability", 0.0), candidate.get("tokenId"), candidate.get("token", "")
+
+
 class Gemini(ApiBackend):
     """The model `model_name` at the Gemini API.
 
@@ -44,6 +120,7 @@ class Gemini(ApiBackend):
     """
 
     name = "gemini"
+    reply = GeminiReply
     prefills = True
     takes = TAKES
 
@@ -83,18 +160,13 @@ class Gemini(ApiBackend):
         }
         return ApiRequest(self._path("streamGenerateContent?alt=sse" if stream else "generateContent"), body)
 
-    def reply(self, request: ApiRequest) -> GeminiReply:
-        return GeminiReply(self.name)
-
     def _tools(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> dict[str, Any]:
         """Fields of a request that offer tools; none without any. Raises Unsupported."""
         if not tools:
             return {}
         if not parallel:
             raise Unsupported(
-                f"{self.name} cannot be limited to one call per reply",
-                backend=self.name,
-                hint="leave parallel=False out",
+                f"{self.name} cannot be limited to one call per reply", hint="leave parallel=False out"
             )
         declared = []
         for function in (tool["function"] for tool in tools):
@@ -112,7 +184,7 @@ class Gemini(ApiBackend):
         rest = [m for m in done if m.role not in ("system", "developer")]
         contents = _contents([*rest, *([prefill] if prefill else [])], self.name)
         if not contents:
-            raise Unsupported(f"{self.name} needs a user turn to reply to", backend=self.name)
+            raise Unsupported(f"{self.name} needs a user turn to reply to")
         body: dict[str, Any] = {"contents": contents}
         if system:
             body["systemInstruction"] = {"parts": system}
@@ -188,9 +260,7 @@ def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]
         if message.role != "tool":
             contents.append(_wire(message, backend))
         elif message.tool_call_id not in names:
-            raise Unsupported(
-                f"{backend} supports a tool turn only after a call of that tool", backend=backend
-            )
+            raise Unsupported(f"{backend} supports a tool turn only after a call of that tool")
         else:
             result = _result(message, names[message.tool_call_id], backend)
             if before == "tool":
@@ -218,30 +288,17 @@ def _result(message: Message, name: str, backend: str) -> dict[str, Any]:
 def _wire(message: Message, backend: str) -> dict[str, Any]:
     roles = {"user": "user", "assistant": "model", "model": "model"}
     if message.role not in roles:
-        raise Unsupported(f"{backend} does not support turns of {message.role!r} here", backend=backend)
+        raise Unsupported(f"{backend} does not support turns of {message.role!r} here")
     parts = _parts(message, backend) if message.content or not message.tool_calls else []
     for call in message.tool_calls:
         api_id, _, signature = (call.id or "").partition("#")
         call_id = {} if _is_numbered(call.id) else {"id": api_id}
-        part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments(call)}}
+        arguments = arguments_of(call.arguments) or {}
+        part: dict[str, Any] = {"functionCall": {**call_id, "name": call.name, "args": arguments}}
         if signature:
             part["thoughtSignature"] = signature
         parts.append(part)
     return {"role": roles[message.role], "parts": parts}
-
-
-def _called(candidate: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a candidate's calls. A call may have no id, and a signature of the model's thoughts,
-    which the API expects back: both are kept in the id, "ID#SIGNATURE"."""
-    calls: list[dict[str, Any]] = []
-    for part in (candidate.get("content") or {}).get("parts") or ():
-        match part:
-            case {"functionCall": {"name": str(name), **more}}:
-                signature = part.get("thoughtSignature")
-                api_id = more.get("id") or f"{_NUMBERED}{len(calls)}"
-                call_id = f"{api_id}#{signature}" if signature else api_id
-                calls.append({"id": call_id, "name": name, "arguments": json.dumps(more.get("args") or {})})
-    return {"tool_calls": calls} if calls else {}
 
 
 def _is_numbered(call_id: str | None) -> bool:
@@ -249,119 +306,11 @@ def _is_numbered(call_id: str | None) -> bool:
     return not call_id or call_id.startswith(_NUMBERED)
 
 
-def _parts(message: Message, backend: str) -> list[dict[str, Any]]:
-    if isinstance(message.content, str):
-        return [{"text": message.content}]
-    parts: list[dict[str, Any]] = []
-    for part in message.content:
-        match part:
-            case {"type": "text", "text": str(text)}:
-                parts.append({"text": text})
-            case {"type": "image_url"}:
-                image = image_of(part)
-                if image.data is not None:
-                    parts.append({"inlineData": {"mimeType": image.mime, "data": image.data}})
-                else:
-                    parts.append({"fileData": {"fileUri": image.url}})
-            case _:
-                raise Unsupported(
-                    f"{backend} supports text and images, not {part.get('type')!r}", backend=backend
-                )
-    return parts
+def _parts(message: Message, backend: str) -> list[Part]:
+    return parts_of(message, backend, lambda text: {"text": text}, _image)
 
 
-class GeminiReply(ApiReply):
-    """A generateContent response, or the responses of a stream."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__(backend)
-        self._known: dict[str, Any] = {}
-        self._reason: str | None = None
-        self._logprobs = _Logprobs()
-
-    def read(self, answer: Any, n: int) -> tuple[list[str], list[dict[str, Any]]]:
-        match answer:
-            case {"candidates": list(candidates)} if len(candidates) == n:
-                pass
-            case {"promptFeedback": {"blockReason": reason}}:
-                raise BackendError(f"the prompt was blocked: {reason}", backend=self.backend)
-            case _:
-                raise BackendError(
-                    f"the API's answer does not have {n} candidates: {str(answer)[:200]!r}",
-                    backend=self.backend,
-                )
-        metas = []
-        for candidate in candidates:
-            meta = _meta(answer, candidate.get("finishReason"), self.backend)
-            if reasoning := _text(candidate, thought=True):
-                meta["reasoning_content"] = reasoning
-            logprobs = _Logprobs()
-            logprobs.add(candidate)
-            metas.append(meta | _called(candidate) | logprobs.meta())
-        return [_text(candidate) for candidate in candidates], metas
-
-    def event(self, data: dict[str, Any]) -> Delta:
-        match data:
-            case {"error": {"message": message}}:
-                raise BackendError(f"the stream ended with an error: {message}", backend=self.backend)
-            case {"promptFeedback": {"blockReason": reason}}:
-                raise BackendError(f"the prompt was blocked: {reason}", backend=self.backend)
-        self._known |= {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
-        candidate = (data.get("candidates") or [{}])[0]
-        self._logprobs.add(candidate)
-        self._reason = candidate.get("finishReason") or self._reason
-        self.finished = self._reason is not None
-        return Delta(_text(candidate), reasoning=_text(candidate, thought=True))
-
-    def meta(self) -> dict[str, Any]:
-        return _meta(self._known, self._reason, self.backend) | self._logprobs.meta()
-
-
-class _Logprobs:
-    """Log-probabilities of a reply: (log-probability, id, text) per token, as in the runtime's own meta."""
-
-    def __init__(self) -> None:
-        self._tokens: list[tuple[float, int | None, str]] = []
-        self._tops: list[list[tuple[float, int | None, str]]] = []
-
-    def add(self, candidate: Mapping[str, Any]) -> None:
-        """Add those of a candidate, or of a piece of it."""
-        result = candidate.get("logprobsResult") or {}
-        self._tokens += map(_token, result.get("chosenCandidates") or ())
-        for step in result.get("topCandidates") or ():
-            self._tops.append([_token(one) for one in step.get("candidates") or ()])
-
-    def meta(self) -> dict[str, Any]:
-        """The metadata; empty if the reply has no log-probabilities."""
-        if not self._tokens:
-            return {}
-        return {"output_token_logprobs": self._tokens, "output_top_logprobs": self._tops}
-
-
-def _token(candidate: Mapping[str, Any]) -> tuple[float, int | None, str]:
-    # Fields at their defaults may be missing, as in all of Google's JSON.
-    return candidate.get("logProbability", 0.0), candidate.get("tokenId"), candidate.get("token", "")
-
-
-def _text(candidate: Mapping[str, Any], *, thought: bool = False) -> str:
-    """The text of a candidate, or its thoughts."""
-    parts = (candidate.get("content") or {}).get("parts") or ()
-    return "".join(part.get("text", "") for part in parts if bool(part.get("thought")) is thought)
-
-
-def _meta(answer: Mapping[str, Any], reason: Any, backend: str) -> dict[str, Any]:
-    if reason not in (None, *_FINISHES):
-        raise BackendError(f"the reply was stopped: {reason}", backend=backend)
-    usage = answer.get("usageMetadata") or {}
-    thought = usage.get("thoughtsTokenCount") or 0
-    meta: dict[str, Any] = {"finish_reason": {"type": _FINISHES.get(str(reason), "stop"), "reason": reason}}
-    if answer.get("responseId"):
-        meta["id"] = answer["responseId"]
-    if answer.get("modelVersion"):
-        meta["model"] = answer["modelVersion"]
-    return meta | {
-        "prompt_tokens": usage.get("promptTokenCount") or 0,
-        "completion_tokens": (usage.get("candidatesTokenCount") or 0) + thought,
-        "cached_tokens": usage.get("cachedContentTokenCount") or 0,
-        "reasoning_tokens": thought,
-    }
+def _image(url: str, mime: str, data: str | None) -> Part:
+    if data is None:
+        return {"fileData": {"fileUri": url}}
+    return {"inlineData": {"mimeType": mime, "data": data}}

@@ -1,7 +1,5 @@
-"""LiteLLM: many providers through the litellm package, which translates OpenAI's chat API for each of them.
-
-What a provider does not support, according to litellm, raises Unsupported. Nothing is dropped. It knows no
-provider.
+"""LiteLLM: many providers through the litellm package. What a provider does not support, according to
+litellm, raises Unsupported.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from typing import Any
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Call
 from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
-from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
-from sglang_dsl.backends.common.openai_stream import OpenAIReply
+from sglang_dsl.backends.common.openai_chat import STREAMED, OpenAIReply, chat_fields, chat_messages
 from sglang_dsl.backends.common.prompts import RETRYABLE
 from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.backends.openai import TAKES
@@ -39,6 +36,7 @@ class LiteLLM(ApiBackend):
     """
 
     name = "litellm"
+    reply = OpenAIReply
     takes = TAKES | TOP_K
 
     def __init__(
@@ -76,17 +74,13 @@ class LiteLLM(ApiBackend):
             body |= STREAMED
         return ApiRequest("", body)
 
-    def reply(self, request: ApiRequest) -> OpenAIReply:
-        return OpenAIReply(self.name, chat=True)
-
     async def send(self, request: ApiRequest, timeout: float | None) -> Any:
-        answer = await self._ask(request.body, timeout)
-        return answer.model_dump()
+        return (await self._ask(request.body, timeout)).model_dump()
 
     async def events(self, request: ApiRequest, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
         chunks = await self._ask(request.body, timeout)
         limit = self.timeout if timeout is None else timeout
-        with self._faults(self._package):
+        with self._faults():
             deadline = asyncio.get_running_loop().time() + limit
             iterator = aiter(chunks)
             while True:
@@ -100,37 +94,29 @@ class LiteLLM(ApiBackend):
     async def aclose(self) -> None:
         return  # litellm keeps connections of its own
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     async def _ask(self, body: dict[str, Any], timeout: float | None) -> Any:
-        litellm = await self._loaded()
+        if self._package is None:  # it takes seconds to import: beside the loop, once
+            self._package = await asyncio.to_thread(importlib.import_module, "litellm")
         limit = self.timeout if timeout is None else timeout
-        with self._faults(litellm):
-            work = litellm.acompletion(
+        with self._faults():
+            work = self._package.acompletion(
                 model=self.model_name, timeout=limit, drop_params=False, **self._client, **body
             )
             # Not wait_for(): it loses a cancellation that comes together with the answer.
             async with asyncio.timeout(limit):
                 return await work
 
-    async def _loaded(self) -> Any:
-        """The package, which takes seconds to import: beside the loop, once."""
-        if self._package is None:
-            self._package = await asyncio.to_thread(importlib.import_module, "litellm")
-        return self._package
-
     @contextmanager
-    def _faults(self, litellm: Any) -> Any:
+    def _faults(self) -> Any:
+        litellm = self._package
         try:
             yield
         except TimeoutError as error:
-            raise Timeout("no answer in time", backend=self.name, retryable=True) from error
+            raise Timeout("no answer in time", retryable=True) from error
         except litellm.exceptions.UnsupportedParamsError as error:
-            raise Unsupported(str(error), backend=self.name) from error
+            raise Unsupported(str(error)) from error
         except litellm.exceptions.Timeout as error:
-            raise Timeout(str(error), backend=self.name, retryable=True) from error
+            raise Timeout(str(error), retryable=True) from error
         except importlib.import_module("openai").OpenAIError as error:  # the base of litellm's own
             status = getattr(error, "status_code", None)
-            raise BackendError(
-                str(error), backend=self.name, status=status, retryable=status in RETRYABLE
-            ) from error
+            raise BackendError(str(error), status=status, retryable=status in RETRYABLE) from error

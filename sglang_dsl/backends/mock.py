@@ -1,7 +1,5 @@
-"""MockBackend: a deterministic backend in this process, for tests of programs. No model, no network.
-
-Replies are scripted, or invented: text that the constraint accepts, or a few words that depend only on the
-prompt. Stop strings, max_tokens, n and usage work as in every backend. Other parameters raise Unsupported.
+"""MockBackend: a deterministic backend in this process, for tests of programs. Stop strings, max_tokens, n
+and usage work as in every backend; other parameters raise Unsupported.
 """
 
 from __future__ import annotations
@@ -23,25 +21,16 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import MissingExtra, Registry
-from sglang_dsl.backends.base import (
-    Backend,
-    Call,
-    ChoiceCall,
-    ChoiceScore,
-    ChoiceScores,
-    Completion,
-    Delta,
-    Prompt,
-)
+from sglang_dsl.backends import base
 from sglang_dsl.backends.common.example_text import example
 from sglang_dsl.backends.common.remote import Misfit, fitted
 from sglang_dsl.conversation.transcript import CLOSING, opening
 from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object
 
-Reply = str | Sequence[str] | Completion
-Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaitable[Reply]]
-Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Sequence[float]]
+Reply = str | Sequence[str] | base.Completion
+Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[base.Call], Reply | Awaitable[Reply]]
+Scores = Mapping[str, float | Sequence[float]] | Callable[[base.ChoiceCall, str], Sequence[float]]
 Split = int | Sequence[int] | Callable[[str], Iterable[str]]
 
 # By name, like the engine: the runtime's examples of a schema, and the packages that they need.
@@ -70,7 +59,7 @@ class MockUsage:
 
 
 @dataclass(eq=False)
-class MockBackend(Backend):
+class MockBackend(base.Backend):
     """A backend for tests, with scripted or made-up answers and without a model.
 
     replies        None: made up from the constraint, or from the prompt; a list: one reply for each
@@ -103,9 +92,9 @@ class MockBackend(Backend):
     fail_after: int = 0
     name: str = "mock"
     calls_tools = True
-    calls: list[Call] = field(default_factory=list, init=False)
-    choice_calls: list[ChoiceCall] = field(default_factory=list, init=False)
-    commits: list[Prompt] = field(default_factory=list, init=False)
+    calls: list[base.Call] = field(default_factory=list, init=False)
+    choice_calls: list[base.ChoiceCall] = field(default_factory=list, init=False)
+    commits: list[base.Prompt] = field(default_factory=list, init=False)
     usage: MockUsage = field(default_factory=MockUsage, init=False)
     in_flight: int = field(default=0, init=False)
     most_in_flight: int = field(default=0, init=False)
@@ -130,7 +119,7 @@ class MockBackend(Backend):
 
     # -- the verbs -------------------------------------------------------------------------------------------
 
-    async def generate(self, call: Call) -> Completion:
+    async def generate(self, call: base.Call) -> base.Completion:
         self._enter()
         try:
             number = self._begin(call)
@@ -141,12 +130,12 @@ class MockBackend(Backend):
             if type(reply) is str and call.n == 1 and call.constraint is None and not call.return_logprob:
                 # One unconstrained text, as most are.
                 text, size, finish = self._cut(reply, call)
-                return Completion((text,), self._meta(number, call.prompt, size, finish))
+                return base.Completion((text,), self._meta(number, call.prompt, size, finish))
             return await self._complete(call, number, reply)
         finally:
             self.in_flight -= 1
 
-    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+    async def stream(self, call: base.Call) -> AsyncIterator[base.Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
         self._enter()
@@ -160,15 +149,15 @@ class MockBackend(Backend):
             for index, piece in enumerate(self._pieces(done.texts[0])):
                 if error and index == self.fail_after:
                     raise error
-                yield Delta(piece)
+                yield base.Delta(piece)
                 await asyncio.sleep(self.chunk_delay_s)
             if error:
                 raise error
-            yield Delta("", done.meta)
+            yield base.Delta("", done.meta)
         finally:
             self.in_flight -= 1
 
-    async def score(self, call: ChoiceCall) -> ChoiceScores:
+    async def score(self, call: base.ChoiceCall) -> base.ChoiceScores:
         self._enter()
         try:
             number = next(self._count)
@@ -181,13 +170,13 @@ class MockBackend(Backend):
             for option in call.choices:
                 logprobs = self._score(call, prompt, option)
                 prior = tuple(self._logprobs_of("", option, len(logprobs))) if call.unconditional else None
-                scores.append(ChoiceScore(logprobs, unconditional=prior))
+                scores.append(base.ChoiceScore(logprobs, unconditional=prior))
             used = sum(self._size(option) for option in call.choices)
-            return ChoiceScores(tuple(scores), self._meta(number, call.prompt, used, {"type": "stop"}))
+            return base.ChoiceScores(tuple(scores), self._meta(number, call.prompt, used, {"type": "stop"}))
         finally:
             self.in_flight -= 1
 
-    async def commit(self, prompt: Prompt) -> None:
+    async def commit(self, prompt: base.Prompt) -> None:
         self.commits.append(prompt)
         self._seen.add(_flat(prompt))
 
@@ -201,7 +190,6 @@ class MockBackend(Backend):
     # -- replies ---------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """One more call is running."""
         self.in_flight += 1
         if self.in_flight > self.most_in_flight:
             self.most_in_flight = self.in_flight
@@ -226,7 +214,7 @@ class MockBackend(Backend):
             if not done.done():  # it may have been cancelled
                 done.set_result(None)
 
-    def _begin(self, call: Call) -> int:
+    def _begin(self, call: base.Call) -> int:
         if call.options and (unknown := sorted(set(call.options) - _OPTIONS)):
             raise Unsupported(f"the mock backend does not know {', '.join(unknown)}")
         if call.logprob_start_len >= 0 or call.top_logprobs:
@@ -243,11 +231,11 @@ class MockBackend(Backend):
         self.calls.append(call)
         return next(self._count)
 
-    async def _complete(self, call: Call, number: int, reply: Any) -> Completion:
+    async def _complete(self, call: base.Call, number: int, reply: Any) -> base.Completion:
         if not isinstance(reply, str) and inspect.isawaitable(reply):
             reply = await reply
-        extra = reply.meta if isinstance(reply, Completion) else {}
-        if isinstance(reply, Completion):
+        extra = reply.meta if isinstance(reply, base.Completion) else {}
+        if isinstance(reply, base.Completion):
             reply = reply.texts
         replies = [reply] * call.n if isinstance(reply, str) else list(reply)
         if len(replies) != call.n:
@@ -272,9 +260,9 @@ class MockBackend(Backend):
             meta["output_token_logprobs"] = [
                 [value, None, tokens[at] if tokens else None] for at, value in enumerate(logprobs)
             ]
-        return Completion(tuple(texts), meta | extra)
+        return base.Completion(tuple(texts), meta | extra)
 
-    def _reply(self, call: Call) -> Reply | Awaitable[Reply]:
+    def _reply(self, call: base.Call) -> Reply | Awaitable[Reply]:
         if self._script is not None:
             scripted = next(self._script, None)
             if scripted is None:
@@ -291,7 +279,7 @@ class MockBackend(Backend):
             raise BackendError(f"none of the mock's patterns matches the prompt ...{prompt[-60:]!r}")
         return [self._invent(call, f"{prompt}\0{index}" if index else prompt) for index in range(call.n)]
 
-    def _invent(self, call: Call, key: str) -> str:
+    def _invent(self, call: base.Call, key: str) -> str:
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         constraint = call.constraint
         if constraint is None:
@@ -317,7 +305,7 @@ class MockBackend(Backend):
             case kind:
                 raise Unsupported(f"the mock backend cannot make up text for {kind}", hint="script the reply")
 
-    def _cut(self, text: str, call: Call) -> tuple[str, int, dict[str, Any]]:
+    def _cut(self, text: str, call: base.Call) -> tuple[str, int, dict[str, Any]]:
         """The text up to the first stop string and the token limit, its tokens, and why it ended."""
         finish: dict[str, Any] = {"type": "stop"}
         sampling = call.sampling
@@ -329,14 +317,13 @@ class MockBackend(Backend):
                 finish = {"type": "stop", "matched": stop}
         size = self._size(text)
         if size > sampling.max_new_tokens:
-            first = self._first(text, sampling.max_new_tokens)
+            limit = sampling.max_new_tokens
+            if self.tokens == "bytes":
+                first = text.encode()[:limit].decode("utf-8", "ignore")
+            else:
+                first = "".join(_WORD.findall(text)[:limit])
             return first, self._size(first), {"type": "length"}
         return text, size, finish
-
-    def _first(self, text: str, tokens: int) -> str:
-        if self.tokens == "bytes":
-            return text.encode()[:tokens].decode("utf-8", "ignore")
-        return "".join(_WORD.findall(text)[:tokens])
 
     def _size(self, text: str) -> int:
         if self.tokens == "bytes":
@@ -364,7 +351,7 @@ class MockBackend(Backend):
         if text[begin:]:
             yield text[begin:]
 
-    def _prompt_size(self, prompt: Prompt) -> int:
+    def _prompt_size(self, prompt: base.Prompt) -> int:
         """Tokens of the prompt as _flat() writes it. The words of a turn are counted once."""
         if self.tokens == "bytes":
             return self._size(_flat(prompt))
@@ -375,7 +362,9 @@ class MockBackend(Backend):
             size += _word_count(turn.role, turn.content, turn.open)
         return size
 
-    def _meta(self, number: int, prompt: Prompt, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
+    def _meta(
+        self, number: int, prompt: base.Prompt, completion: int, finish: dict[str, Any]
+    ) -> dict[str, Any]:
         cached = 0
         if self._seen:
             flat = _flat(prompt)
@@ -395,7 +384,7 @@ class MockBackend(Backend):
 
     # -- scores ----------------------------------------------------------------------------------------------
 
-    def _score(self, call: ChoiceCall, prompt: str, option: str) -> tuple[float, ...]:
+    def _score(self, call: base.ChoiceCall, prompt: str, option: str) -> tuple[float, ...]:
         if callable(self.scores):
             return tuple(self.scores(call, option))
         score = self.scores.get(option) if self.scores is not None else None
@@ -409,7 +398,6 @@ class MockBackend(Backend):
 
     @staticmethod
     def _logprobs_of(prompt: str, text: str, count: int) -> Iterator[float]:
-        """Log-probabilities that depend on prompt and text alone."""
         for index in range(count):
             key = f"{prompt}\0{text}\0{index}".encode("utf-8", "surrogatepass")
             yield math.log((hashlib.blake2b(key, digest_size=1).digest()[0] + 1) / 257)
@@ -446,8 +434,7 @@ def _word_count(role: str, content: str, is_open: bool) -> int:
     return len(text.split()) + (is_open and text[-1].isspace())
 
 
-def _flat(prompt: Prompt) -> str:
-    """The prompt as one text, turns marked."""
+def _flat(prompt: base.Prompt) -> str:
     parts: list[str] = []
     for message in prompt.messages:
         role, content = message.role, message.content

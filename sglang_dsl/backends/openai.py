@@ -1,8 +1,5 @@
-"""OpenAI: chat completions and completions, of OpenAI or of any server with a compatible API.
-
-The wire format is that of the API reference at platform.openai.com/docs/api-reference (chat/create,
-completions/create, streaming). Nothing is dropped: what the API cannot express raises Unsupported. It knows
-no model's peculiarities; `extensions` lists what a server takes beyond OpenAI's own fields.
+"""OpenAI: chat completions and completions (platform.openai.com/docs/api-reference), of OpenAI or of any
+server with a compatible API. Nothing is dropped: what the API cannot express raises Unsupported.
 """
 
 from __future__ import annotations
@@ -10,6 +7,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -17,39 +15,23 @@ from urllib.parse import quote
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
 from sglang_dsl.backends.common.native import as_json, choices_request, output_of, scores_of
-from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
+from sglang_dsl.backends.common.openai_chat import STREAMED, OpenAIReply, chat_fields, chat_messages
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
-from sglang_dsl.backends.common.openai_stream import OpenAIReply
 from sglang_dsl.backends.common.prompts import faults
-from sglang_dsl.backends.common.remote import Leading, Shaped, check_spec_only, renamed
+from sglang_dsl.backends.common.remote import Leading, Shaped
 from sglang_dsl.errors import BackendError, Unsupported
 
 BASE_URL = "https://api.openai.com/v1"
 # Our sampling parameters -> the API's.
-TAKES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "stop": "stop",
-    "seed": "seed",
-    "logit_bias": "logit_bias",
-}
+_SAME = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "seed", "logit_bias")
+TAKES = {name: name for name in _SAME}
 # What compatible servers often take beside; a user names those that his server knows.
-EXTENSIONS = {
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "ignore_eos": "ignore_eos",
-    "stop_token_ids": "stop_token_ids",
-    "stop_regex": "stop_regex",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "prefill": "continue_final_message",
-    "echo": "echo",
-    "choices": "choices",
-}
+_EXTENSIONS = (
+    "top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids", "stop_regex",
+    "regex", "ebnf", "prefill", "echo", "choices",
+)  # fmt: skip
+_RENAMED = {"min_new_tokens": "min_tokens", "prefill": "continue_final_message"}
+EXTENSIONS = {name: _RENAMED.get(name, name) for name in _EXTENSIONS}
 _MOST_TOPS = 5  # likeliest tokens that OpenAI returns, at most
 _MOST_STEPS = 32
 
@@ -95,6 +77,7 @@ class OpenAI(ApiBackend):
     """
 
     name = "openai"
+    reply = OpenAIReply
     reports_tokens = True
     constraint_hint = (
         'use json_schema or choices in a chat, or pass extensions=["regex"] or ["ebnf"] if the server '
@@ -185,9 +168,7 @@ class OpenAI(ApiBackend):
             return ApiRequest(f"/chat/completions{self._query}", body)
         if call.may_call_tools:
             raise Unsupported(
-                "text completions take no tools",
-                backend=self.name,
-                hint="write the prompt as turns, for a chat model",
+                "text completions take no tools", hint="write the prompt as turns, for a chat model"
             )
         body |= {"prompt": text + shaped.opening, "max_tokens": call.sampling.max_new_tokens}
         if call.n > 1:
@@ -196,23 +177,16 @@ class OpenAI(ApiBackend):
             body["logprobs"] = max(call.top_logprobs, 1)
         return ApiRequest(f"/completions{self._query}", body)
 
-    def reply(self, request: ApiRequest) -> OpenAIReply:
-        return OpenAIReply(self.name, chat=request.path.startswith("/chat"))
-
     def shape(self, call: Call) -> Shaped:
         constraint = call.constraint
         if constraint is not None and constraint.kind in self._extensions:
-            check_spec_only(constraint, self.name)
+            self.check_options(constraint)
             return Shaped(call, None)
         if constraint is None or self._text_of(call.prompt) is None:
             return super().shape(call)
         if constraint.spec in Leading.KINDS:
             return Leading(call, constraint)
-        raise Unsupported(
-            f"text completions cannot enforce {constraint.kind}",
-            backend=self.name,
-            hint=self.constraint_hint,
-        )
+        raise Unsupported(f"text completions cannot enforce {constraint.kind}", hint=self.constraint_hint)
 
     def _text_of(self, prompt: Prompt) -> str | None:
         """A prompt for text completions; None for chat completions. Raises Unsupported."""
@@ -220,7 +194,6 @@ class OpenAI(ApiBackend):
         if text is None and self.is_chat_model is False:
             raise Unsupported(
                 "a completion model takes text; this prompt has turns or media",
-                backend=self.name,
                 hint="leave is_chat_model out",
             )
         return text
@@ -231,7 +204,8 @@ class OpenAI(ApiBackend):
         """Scores by the log-probabilities of prompt + option, which the server gives back."""
         prompts = [text + choice for choice in call.choices]
         answers = await self._echo(prompts, call.timeout)
-        starts = [_first_after(answer, len(text)) for answer in answers]
+        # The first token that ends beyond the prompt.
+        starts = [max(0, bisect_right(answer["text_offset"], len(text)) - 1) for answer in answers]
         offset = min(answer["text_offset"][at] for answer, at in zip(answers, starts, strict=True))
         scores: list[tuple[float, ...]] = []
         for answer, whole in zip(answers, prompts, strict=True):
@@ -252,7 +226,6 @@ class OpenAI(ApiBackend):
         if call.unconditional:
             raise Unsupported(
                 f"{self.name} returns no log-probabilities of given text",
-                backend=self.name,
                 hint='pass extensions=["echo"] if the server supports echo with logprobs',
             )
         sampling: dict[str, Any] = {"temperature": call.temperature}
@@ -261,16 +234,15 @@ class OpenAI(ApiBackend):
         fields = {
             "max_tokens": min(_MOST_STEPS, 1 + max(map(len, call.choices))),
             "logprobs": _MOST_TOPS,
-            **renamed(sampling, self.takes, self.name),
+            **self.renamed(sampling),
         }
 
         async def ask(prefix: str) -> Steps:
             answer = await self._complete(text + prefix, fields, call.timeout)
-            texts, metas = OpenAIReply(self.name, chat=False).read(answer, 1)
-            self.token_usage.count(metas[0])
-            tokens = zip(metas[0].get("output_token_logprobs", ()), metas[0].get("output_top_logprobs", ()))
+            [reply], [meta] = self.read(answer, 1)
+            tokens = zip(meta.get("output_token_logprobs", ()), meta.get("output_top_logprobs", ()))
             steps = [(token, {top: lp for lp, _, top in tops}) for (_, _, token), tops in tokens]
-            return steps or [(texts[0], {})] * bool(texts[0])
+            return steps or [(reply, {})] * bool(reply)
 
         pick = drawn(call.temperature, random.Random(call.seed)) if call.temperature else None
         index, path = await likeliest(ask, call.choices, pick)
@@ -281,22 +253,17 @@ class OpenAI(ApiBackend):
     async def _complete(
         self, prompt: str | list[str], fields: Mapping[str, Any], timeout: float | None
     ) -> Any:
-        """The answer to a text completion. Raises BackendError."""
         body = {"model": self.model_name, "prompt": prompt, **fields}
         return await self.send(ApiRequest(f"/completions{self._query}", body), timeout)
 
     async def _echo(self, prompts: Sequence[str], timeout: float | None) -> list[dict[str, Any]]:
-        """The log-probabilities of each prompt's own tokens. Raises BackendError, Unsupported."""
         fields = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
         answer = await self._complete(list(prompts), fields, timeout)
-        match answer:
-            case {"choices": list(choices)} if len(choices) == len(prompts):
-                logprobs = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
-            case _:
-                raise BackendError(f"the API's answer is not a completion: {str(answer)[:200]!r}")
+        samples = OpenAIReply.samples(answer, len(prompts))
+        logprobs = [one["choices"][0].get("logprobs") for one in samples]
         self.token_usage.count(answer.get("usage") or {})
         if not all(isinstance(one, dict) and one.get("token_logprobs") for one in logprobs):
-            raise Unsupported(f"{self.name} sent no log-probabilities with echo", backend=self.name)
+            raise Unsupported(f"{self.name} sent no log-probabilities with echo")
         return logprobs
 
     async def _measured(self, call: ChoiceCall) -> ChoiceScores:
@@ -304,16 +271,9 @@ class OpenAI(ApiBackend):
         body = as_json(choices_request(call, call.prompt.fields))
         path = f"{self._transport.base_url.removesuffix('/v1')}/generate"
         output = output_of(await self.send(ApiRequest(path, body), call.timeout), self.name)
-        missing = BackendError("the server returned a choice without scores", backend=self.name)
+        missing = BackendError("the server returned a choice without scores")
         self.token_usage.count(output.meta)
         return scores_of(output, call, missing)
-
-
-def _first_after(answer: Mapping[str, Any], length: int) -> int:
-    """Index of the first token that ends beyond `length` characters."""
-    offsets = answer["text_offset"]
-    ends = [*offsets[1:], math.inf]
-    return next(at for at, end in enumerate(ends) if end > length)
 
 
 CRUSOE_URL = "https://api.inference.crusoecloud.com/v1"

@@ -4,10 +4,15 @@ answer forever must not block the end of the interpreter. Knows no programs.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Worker(threading.Thread):
@@ -96,3 +101,24 @@ class Threads:
                 work()
             del work  # it may hold a program
         self._rests()
+
+
+async def awaited(submit: Callable[[Callable[[], object]], object], function: Callable[[], T]) -> T:
+    """The result of a function that `submit` calls on a thread. Cancelling does not stop it; its result is
+    dropped then."""
+    # The error is part of the result, as a future cannot hold a StopIteration.
+    done: Future[tuple[Any, BaseException | None]] = Future()
+
+    def work() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result((function(), None))
+        except BaseException as raised:  # noqa: BLE001 - raised by the waiting coroutine
+            done.set_result((None, raised))
+
+    submit(work)
+    value, error = await asyncio.wrap_future(done)
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]

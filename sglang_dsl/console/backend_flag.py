@@ -127,7 +127,6 @@ class Opening(Future[Backend]):
 
 
 def add_backend_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --backend and --model."""
     parser.add_argument(
         "--backend",
         default="engine",
@@ -139,8 +138,7 @@ def add_backend_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Backend:
-    """The backend that the flags choose; the caller closes it. Wrong flags end the program with one line and
-    exit code 2."""
+    """The backend that the flags choose; the caller closes it. Wrong flags exit with code 2."""
     try:
         return BackendChoice(args.backend, args.model).open()
     except (BadProgram, MissingExtra) as error:
@@ -149,8 +147,7 @@ def opened(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Backend
 
 @contextmanager
 def chosen_backend(about: str | None = None, argv: Sequence[str] | None = None) -> Iterator[Backend]:
-    """The backend of a script that has only these two flags, closed at the end of the block. `argv` replaces
-    the command line."""
+    """The backend of a script that has only these two flags, closed at the end of the block."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_backend_flags(parser)
     backend = opened(parser, parser.parse_args(argv))

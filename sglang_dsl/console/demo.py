@@ -1,7 +1,4 @@
-"""`python -m sglang_dsl demo`: a multi-call program on the bundled checkpoint, and what it cost.
-
-It uses only the public language, so that it can be read as an example.
-"""
+"""`python -m sglang_dsl demo`: a multi-call program on the bundled checkpoint, and what it cost."""
 
 from __future__ import annotations
 

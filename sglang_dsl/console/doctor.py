@@ -63,13 +63,8 @@ def main(*, quick: bool = False) -> int:
     broken = False
     sections = {"here": _here(), "extras": _extras(), "works": _works(console, quick=quick)}
     for title, findings in sections.items():
-        table = Table(
-            box=None,
-            show_header=False,
-            padding=(0, 2, 0, 0),
-            title=Text(title, style="bold"),
-            title_justify="left",
-        )
+        head = Text(title, style="bold")
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=head, title_justify="left")
         for at in range(4):
             table.add_column(overflow="fold", no_wrap=at < 2)
         for one in findings:
@@ -92,21 +87,17 @@ def _here() -> Iterator[Finding]:
     else:
         slower = "none: attention on CPUs is torch's, which is slower"
         yield Finding("note", "C compiler", slower, "install gcc or clang")
-    file = state_file("history")
-    if file is not None:
+    if (file := state_file("history")) is not None:
         yield Finding("ok", "history", str(file))
     else:
         lost = "cannot be saved: kept for this session only"
         yield Finding("note", "history", lost, "make XDG_STATE_HOME writable")
-    keys = [name for name in KEYS if os.environ.get(name)]
-    yield Finding(
-        "ok" if keys else "missing", "API keys", ", ".join(keys) or "none is set, none is needed here"
-    )
+    keys = ", ".join(name for name in KEYS if os.environ.get(name))
+    yield Finding("ok" if keys else "missing", "API keys", keys or "none is set, none is needed here")
 
 
 def requirements() -> dict[str, list[str]]:
-    """The distributions that each extra installs, also by the extras in it. Empty if this runs from a folder
-    that was not installed."""
+    """The distributions that each extra installs. Empty if the package was not installed."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,3 +41,15 @@ def server_command(*arguments: str) -> tuple[list[str], dict[str, str]]:
         paths = (environment.get("PYTHONPATH"), str(root))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return [sys.executable, "-P", "-m", "runtime", "serve", *arguments], environment
+
+
+def end_process(process: subprocess.Popen[bytes], timeout: float) -> None:
+    """SIGTERM, and after `timeout` seconds SIGKILL to all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout)

@@ -10,8 +10,6 @@ import _thread
 import atexit
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -25,7 +23,7 @@ from typing import Any
 from runtime.protocol.registry import Registry
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
 from sglang_dsl.concurrency.loop import background, running
-from sglang_dsl.console.server_options import runtime_options, server_command
+from sglang_dsl.console.server_options import end_process, runtime_options, server_command
 from sglang_dsl.errors import BackendError
 
 STOP_S = 20.0
@@ -36,11 +34,7 @@ _POLL_S = 0.05
 
 _TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",
-    {
-        "auto": "transformers:AutoTokenizer",
-        "config": "transformers:AutoConfig",
-        "bundled": "runtime:BUNDLED",
-    },
+    {"auto": "transformers:AutoTokenizer", "config": "transformers:AutoConfig", "bundled": "runtime:BUNDLED"},
     extras=dict.fromkeys(("auto", "config", "bundled"), "runtime"),
 )
 
@@ -79,18 +73,10 @@ class _Stop:
         if self.called:
             return
         self.called = True
-        process = self._process
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(STOP_S)
-        if process.stdin is not None:
+        end_process(self._process, STOP_S)
+        if self._process.stdin is not None:
             with contextlib.suppress(OSError):
-                process.stdin.close()
+                self._process.stdin.close()
         self._folder.cleanup()
         atexit.unregister(self)
 
@@ -139,16 +125,11 @@ class Runtime:
         if api_key is not None:
             config["api_key"] = api_key
         (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-        command, environment = server_command("--config", str(folder / "config.yaml"))
+        command, env = server_command("--config", str(folder / "config.yaml"))
         with self._log.open("wb") as log:
             # However this process ends, the server's stdin is closed then, and it exits.
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment,
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=env
             )
         self._stop = _Stop(self._process, self._folder)
         atexit.register(self._stop)

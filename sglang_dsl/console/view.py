@@ -1,7 +1,5 @@
-"""sglang-dsl view: run files in the browser, on a page that only this machine can reach.
-
-The server listens on 127.0.0.1 and serves nothing but the page and the files named. All paths begin with a
-secret, which other users of the machine and pages of other sites do not know.
+"""sglang-dsl view: run files in the browser, on a page that only this machine can reach. All paths begin
+with a secret, which other users of the machine and pages of other sites do not know.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ WAIT_S = 30.0
 
 
 def main(files: Sequence[str], *, live: bool, browser: bool, port: int = 0) -> int:
-    """Serve the page until Ctrl-C. Raises BadProgram for a file that is missing or no run file, and for a
-    port in use."""
+    """Serve the page until Ctrl-C. Raises BadProgram for a bad file or a port in use."""
     if len(files) > MAX_FILES:
         raise BadProgram(f"{len(files)} files; at most {MAX_FILES} are shown together")
     if not 0 <= port < 1 << 16:
@@ -136,7 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _piece(file: Path, query: str) -> tuple[bytes, int]:
-    """The bytes of a file after ?from=OFFSET, and its size. Raises OSError."""
     start = parse_qs(query).get("from", ["0"])[0]
     offset = int(start) if start.isdecimal() and len(start) < 16 else 0
     if not file.exists():

@@ -1,10 +1,4 @@
-"""The engine behind other libraries' interfaces, and programs in pytest.
-
-chat              a chat request of another library, answered by any backend; used by the following
-langchain, llama_index, dspy, lm_eval
-                  models for these libraries
-pytest_plugin     fixtures for tests of programs
-"""
+"""The engine behind other libraries' interfaces, and programs in pytest."""
 
 from __future__ import annotations
 

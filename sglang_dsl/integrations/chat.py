@@ -1,11 +1,8 @@
-"""A chat request of another library, in the format of OpenAI's API, answered by any backend: at once or as a
-stream, for threads and for coroutines of any event loop.
-"""
+"""A chat request of another library, answered by any backend: at once or streamed, async or not."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -15,10 +12,11 @@ from msgspec.structs import replace
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend, Call, Completion, Prompt
+from sglang_dsl.backends.common.prompts import arguments_of as arguments_of
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Until, awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.requests import Ledger
-from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
+from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled, ProgramError
 from sglang_dsl.interpreter import parameters
 from sglang_dsl.interpreter.calls import CallContext, Calls
 from sglang_dsl.interpreter.lower import lower
@@ -91,7 +89,6 @@ class Chat:
         return self._template(node, prompt, tool_choice=choice, parallel_tools=parallel_tool_calls)
 
     def completion(self, prompt: str | Prompt, **options: Any) -> Call:
-        """The request to continue a text, or any prompt."""
         if isinstance(prompt, str):
             prompt = Prompt((Message(RAW_ROLE, prompt, open=True),))
         return self._template(self.node(**options), prompt)
@@ -103,19 +100,20 @@ class Chat:
     async def answer(self, call: Call) -> Completion:
         return await _generate(self.name, self.backend, call)
 
-    @property
-    def _limit(self) -> float | None:
-        return global_config.timeout_s if self.timeout is None else self.timeout
-
     def _template(self, node: Gen, prompt: Prompt, **tools: Any) -> Call:
         template = lower(node, global_config.sampling)
-        return replace(template, prompt=prompt, timeout=self._limit, **tools)
+        timeout = global_config.timeout_s if self.timeout is None else self.timeout
+        return replace(template, prompt=prompt, timeout=timeout, **tools)
 
 
 async def _generate(name: str, backend: Backend, call: Call, **kwargs: Any) -> Completion:
     """Raises InvalidValue if the reply violates its constraint."""
     context = CallContext("gen", None, (), 0, timeout=call.timeout)
-    done = await Calls(name, backend, Ledger()).generate(context, call, **kwargs)
+    try:
+        done = await Calls(name, backend, Ledger()).generate(context, call, **kwargs)
+    except ProgramError as error:
+        error.backend = error.backend or backend.name
+        raise
     if (fault := done.meta.get("invalid")) is not None:
         raise InvalidValue(f"the reply is not what was asked for: {fault}; it is {done.texts[0]!r:.200}")
     return done
@@ -155,8 +153,7 @@ class Reply:
         except BaseException:
             self.cancel()
             raise
-        answer: Completion = self._answer.result()
-        return answer
+        return self._answer.result()  # type: ignore[no-any-return]
 
     async def _pieces(self, until: Until) -> AsyncGenerator[str, None]:
         try:
@@ -178,8 +175,7 @@ class Reply:
         return await self._whole(awaiting)
 
     def pieces(self) -> Iterator[str]:
-        """The text while it is generated; leaving early cancels the request. Raises the error of the
-        request."""
+        """The text while it is generated; leaving early cancels the request. Raises its error."""
         return iterate_here(self._pieces(blocking))
 
     def apieces(self) -> AsyncGenerator[str, None]:
@@ -248,15 +244,6 @@ def schema_of(response_format: Any) -> dict[str, Any]:
                 "response_format must be a type, or have the type text, json_object or json_schema; got "
                 f"{response_format!r:.80}"
             )
-
-
-def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a model's call of a tool; None if they are no JSON object."""
-    try:
-        arguments = json.loads(call["arguments"])
-    except ValueError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def finish_of(meta: Mapping[str, Any]) -> str:

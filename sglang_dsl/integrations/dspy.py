@@ -163,7 +163,7 @@ def _turns(message: lm15.Message) -> Iterator[dict[str, Any]]:
 def response_of(done: Completion, request: lm15.Request) -> lm15.Response:
     parts: list[Any] = [lm15.TextPart(done.texts[0])] if done.texts[0] else []
     parts += [
-        lm15.ToolCallPart(call["id"], call["name"], arguments_of(call) or {})
+        lm15.ToolCallPart(call["id"], call["name"], arguments_of(call["arguments"]) or {})
         for call in done.meta.get("tool_calls") or ()
     ]
     return lm15.Response(
@@ -183,7 +183,6 @@ def _usage(done: Completion) -> lm15.Usage:
 
 
 def _end_events(done: Completion) -> Iterator[Any]:
-    """The last events of a stream: its calls of tools, and its usage."""
     for index, call in enumerate(done.meta.get("tool_calls") or (), 1):
         delta = lm15.ToolCallDelta(call["arguments"], part_index=index, id=call["id"], name=call["name"])
         yield lm15.StreamDeltaEvent(delta)

@@ -65,8 +65,6 @@ class LangChainModel(BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         return {**super()._get_ls_params(stop=stop, **kwargs), "ls_model_name": self._chat.model}
 
-    # -- requests --------------------------------------------------------------------------------------------
-
     def _generate(
         self, messages: list[BaseMessage], stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
@@ -104,8 +102,6 @@ class LangChainModel(BaseChatModel):
         if stop:
             kwargs["stop"] = stop
         return self._chat.call(convert_to_openai_messages(messages), **kwargs)
-
-    # -- tools and structured output -------------------------------------------------------------------------
 
     def bind_tools(
         self,
@@ -153,7 +149,6 @@ class LangChainModel(BaseChatModel):
 
 
 def _metadata(done: Completion) -> dict[str, Any]:
-    """The fields of a message for the usage and metadata of a reply."""
     prompt, reply, cached = usage_of(done.meta)
     kept = {name: value for name, value in done.meta.items() if name not in ("tool_calls", "finish_reason")}
     return {
@@ -170,7 +165,7 @@ def _metadata(done: Completion) -> dict[str, Any]:
 def _result(done: Completion) -> ChatResult:
     calls, invalid = [], []
     for call in done.meta.get("tool_calls") or ():
-        arguments = arguments_of(call)
+        arguments = arguments_of(call["arguments"])
         if arguments is None:
             error = "the arguments are no JSON object"
             raw = call["arguments"]
@@ -183,7 +178,6 @@ def _result(done: Completion) -> ChatResult:
 
 
 def _last(done: Completion) -> ChatGenerationChunk:
-    """The last chunk of a stream: its calls of tools, usage and metadata."""
     calls = [
         tool_call_chunk(name=call["name"], args=call["arguments"], id=call["id"], index=index)
         for index, call in enumerate(done.meta.get("tool_calls") or ())

@@ -7,17 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    CompletionResponse,
-    ImageBlock,
-    LLMMetadata,
-    MessageRole,
-    TextBlock,
-    ThinkingBlock,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms import types
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -62,8 +52,8 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         return "LlamaIndexModel"
 
     @property
-    def metadata(self) -> LLMMetadata:
-        return LLMMetadata(
+    def metadata(self) -> types.LLMMetadata:
+        return types.LLMMetadata(
             context_window=self.context_window,
             num_output=self.max_tokens or 128,
             is_chat_model=True,
@@ -74,49 +64,50 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
     # -- requests --------------------------------------------------------------------------------------------
 
     @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    def chat(self, messages: Sequence[types.ChatMessage], **kwargs: Any) -> types.ChatResponse:
         return _chat_response(self._send(messages, kwargs).whole())
 
     @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def achat(self, messages: Sequence[types.ChatMessage], **kwargs: Any) -> types.ChatResponse:
         return _chat_response(await self._send(messages, kwargs).awhole())
 
     @llm_chat_callback()
     def stream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> Generator[ChatResponse, None, None]:
+        self, messages: Sequence[types.ChatMessage], **kwargs: Any
+    ) -> Generator[types.ChatResponse, None, None]:
         return _stream(self._send(messages, kwargs, stream=True), _chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> AsyncGenerator[ChatResponse, None]:
+        self, messages: Sequence[types.ChatMessage], **kwargs: Any
+    ) -> AsyncGenerator[types.ChatResponse, None]:
         return _astream(self._send(messages, kwargs, stream=True), _chat_response)
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> types.CompletionResponse:
         return _completion_response(self._send(prompt, kwargs).whole())
 
     @llm_completion_callback()
-    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> types.CompletionResponse:
         return _completion_response(await self._send(prompt, kwargs).awhole())
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> Generator[CompletionResponse, None, None]:
+    ) -> Generator[types.CompletionResponse, None, None]:
         return _stream(self._send(prompt, kwargs, stream=True), _completion_response)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> AsyncGenerator[CompletionResponse, None]:
+    ) -> AsyncGenerator[types.CompletionResponse, None]:
         return _astream(self._send(prompt, kwargs, stream=True), _completion_response)
 
     def _send(
-        self, prompt: str | Sequence[ChatMessage], kwargs: dict[str, Any], *, stream: bool = False
+        self, prompt: str | Sequence[types.ChatMessage], kwargs: dict[str, Any], *, stream: bool = False
     ) -> Reply:
-        """Send a chat, or a text to continue."""
         if isinstance(prompt, str):
             schema = schema_of(kwargs.pop("response_format", None))
             call = self._chat.completion(prompt, **schema, **kwargs)
@@ -129,8 +120,8 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
     def _prepare_chat_with_tools(
         self,
         tools: Sequence[Any],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
+        user_msg: str | types.ChatMessage | None = None,
+        chat_history: list[types.ChatMessage] | None = None,
         verbose: bool = False,
         allow_parallel_tool_calls: bool = False,
         tool_required: bool = False,
@@ -139,7 +130,7 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         messages = list(chat_history or ())
         if user_msg is not None:
             is_text = isinstance(user_msg, str)
-            messages.append(ChatMessage(user_msg, role=MessageRole.USER) if is_text else user_msg)
+            messages.append(types.ChatMessage(user_msg, role=types.MessageRole.USER) if is_text else user_msg)
         return {
             "messages": messages,
             "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
@@ -149,10 +140,10 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         }
 
     def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+        self, response: types.ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
         """The tools that a reply calls. Raises BackendError if it calls none, unless switched off."""
-        blocks = [one for one in response.message.blocks if isinstance(one, ToolCallBlock)]
+        blocks = [one for one in response.message.blocks if isinstance(one, types.ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
             raise BackendError("the model called no tool", hint="pass tool_required=True to force a call")
         return [
@@ -163,19 +154,19 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         ]
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _message(message: types.ChatMessage) -> dict[str, Any]:
     """A message in the format of chat APIs. Raises BadProgram."""
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in message.blocks:
         match block:
-            case TextBlock():
+            case types.TextBlock():
                 parts.append({"type": "text", "text": block.text})
-            case ImageBlock():
+            case types.ImageBlock():
                 parts.append({"type": "image_url", "image_url": {"url": _address(block)}})
-            case ThinkingBlock():
+            case types.ThinkingBlock():
                 pass  # the reasoning of earlier turns is not sent
-            case ToolCallBlock():
+            case types.ToolCallBlock():
                 arguments = block.tool_kwargs
                 if not isinstance(arguments, str):
                     arguments = json.dumps(arguments, ensure_ascii=False)
@@ -184,34 +175,34 @@ def _message(message: ChatMessage) -> dict[str, Any]:
             case _:
                 raise BadProgram(f"LlamaIndexModel supports text, images and tools, got {block.block_type}")
     fields: dict[str, Any] = {"role": message.role.value, "content": parts, "tool_calls": calls}
-    if message.role == MessageRole.TOOL:
+    if message.role == types.MessageRole.TOOL:
         fields["tool_call_id"] = message.additional_kwargs.get("tool_call_id")
     return fields
 
 
-def _address(block: ImageBlock) -> str:
+def _address(block: types.ImageBlock) -> str:
     if block.url is not None:
         return str(block.url)
     data = base64.b64encode(block.resolve_image().read()).decode()
     return f"data:{block.image_mimetype or 'image/png'};base64,{data}"
 
 
-def _chat_response(done: Completion, delta: str | None = None) -> ChatResponse:
-    blocks: list[Any] = [TextBlock(text=done.texts[0])] if done.texts[0] else []
+def _chat_response(done: Completion, delta: str | None = None) -> types.ChatResponse:
+    blocks: list[Any] = [types.TextBlock(text=done.texts[0])] if done.texts[0] else []
     blocks += [
-        ToolCallBlock(
+        types.ToolCallBlock(
             tool_call_id=call["id"],
             tool_name=call["name"],
-            tool_kwargs=arguments_of(call) or call["arguments"],
+            tool_kwargs=arguments_of(call["arguments"]) or call["arguments"],
         )
         for call in done.meta.get("tool_calls") or ()
     ]
-    message = ChatMessage(blocks, role=MessageRole.ASSISTANT)
-    return ChatResponse(message=message, delta=delta, **_metadata(done))
+    message = types.ChatMessage(blocks, role=types.MessageRole.ASSISTANT)
+    return types.ChatResponse(message=message, delta=delta, **_metadata(done))
 
 
-def _completion_response(done: Completion, delta: str | None = None) -> CompletionResponse:
-    return CompletionResponse(text=done.texts[0], delta=delta, **_metadata(done))
+def _completion_response(done: Completion, delta: str | None = None) -> types.CompletionResponse:
+    return types.CompletionResponse(text=done.texts[0], delta=delta, **_metadata(done))
 
 
 def _metadata(done: Completion) -> dict[str, Any]:
@@ -232,7 +223,6 @@ def _stream(reply: Reply, response: Callable[[Completion, str], R]) -> Generator
 
 
 async def _astream(reply: Reply, response: Callable[[Completion, str], R]) -> AsyncGenerator[R, None]:
-    """_stream() for coroutines."""
     text = ""
     async for piece in reply.apieces():
         text += piece

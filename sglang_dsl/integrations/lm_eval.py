@@ -62,10 +62,13 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
         if type(num_concurrent) is not int or num_concurrent < 1:
             raise BadProgram(f"num_concurrent must be at least 1, got {num_concurrent!r}")
         self._chat = Chat("LMEvalModel", backend, timeout)
-        self._program = _load(program) if isinstance(program, str) else program
+        if isinstance(program, str):
+            module, _, attribute = program.partition(":")
+            if not module or not attribute:
+                raise BadProgram(f'program must be a program or "module:name", got {program!r:.80}')
+            program = getattr(importlib.import_module(module), attribute)
+        self._program = program
         self._variable, self._concurrent = variable, num_concurrent
-
-    # -- the methods that lm-eval calls ----------------------------------------------------------------------
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         if self._program is not None:
@@ -93,8 +96,6 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
     @property
     def tokenizer_name(self) -> str:
         return self._chat.model
-
-    # -- one request -----------------------------------------------------------------------------------------
 
     def _all(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """The results in order. The first failure cancels the rest."""
@@ -138,8 +139,6 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
         pairs = [(one, top) for one, top in zip(tokens, best, strict=True) if one[0] is not None]
         return sum(one[0] for one, _ in pairs), all(one[1] == top[0][1] for one, top in pairs)
 
-    # -- programs --------------------------------------------------------------------------------------------
-
     def _run_program(self, requests: list[Any]) -> list[str]:
         """The program's answers, in a batch for all requests with the same options."""
         assert self._program is not None
@@ -157,12 +156,13 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
                 items, backend=self._chat.backend, num_threads=self._concurrent, **json.loads(options)
             )
             for index, state in zip(indices, states, strict=True):
-                answers[index] = _until(str(state[self._variable]), _stops(requests[index].args[1]))
+                text = str(state[self._variable])
+                ends = [text.find(stop) for stop in _stops(requests[index].args[1]) if stop in text]
+                answers[index] = text[: min(ends, default=len(text))]
         return [answers[index] for index in range(len(requests))]
 
 
 def _prompt(context: str, continuation: str) -> Prompt:
-    """The prompt that ends with `continuation`."""
     if not isinstance(context, Conversation):
         return Prompt((Message(RAW_ROLE, context + continuation, open=True),))
     turns = map(message_of, json.loads(context))
@@ -182,19 +182,6 @@ def _options(task: Mapping[str, Any]) -> dict[str, Any]:
 def _stops(task: Mapping[str, Any]) -> list[str]:
     until = task.get("until") or []
     return [until] if isinstance(until, str) else [one for one in until if one]
-
-
-def _until(text: str, stops: list[str]) -> str:
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
-
-
-def _load(name: str) -> Any:
-    """Raises BadProgram."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise BadProgram(f'program must be a program or "module:name", got {name!r:.80}')
-    return getattr(importlib.import_module(module), attribute)
 
 
 if __name__ == "__main__":

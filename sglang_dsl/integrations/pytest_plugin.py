@@ -66,11 +66,14 @@ def sgl_recorded(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     without a backend."""
     mode = request.config.getoption("--sgl-record")
     test: Any = request.node
-    folder = test.path.parent / FOLDER / test.path.stem / _as_name(test.nodeid.partition("::")[2])
+    # A test's name may contain any characters.
+    name = re.sub(r"[^\w.-]+", "_", test.nodeid.partition("::")[2]).strip("_")
+    folder = test.path.parent / FOLDER / test.path.stem / name
     if mode == "all" and folder.is_dir():
         shutil.rmtree(folder)
     if mode == "none" and not folder.is_dir():
-        pytest.fail(f"there is no recording in {_shown(folder)}; make one: {AGAIN}", pytrace=False)
+        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        pytest.fail(f"there is no recording in {shown}; make one: {AGAIN}", pytrace=False)
     options: dict[str, Any] = {"cache": "ro" if mode == "none" else "rw", "cache_dir": str(folder)}
     before = global_config.default_backend
     if mode == "none":
@@ -90,13 +93,3 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is not None and call.excinfo.errisinstance(ReplayMiss):
         report.sections.append(("sglang-dsl", f"to record what is not there yet: {AGAIN}"))
     return report
-
-
-def _as_name(text: str) -> str:
-    """A folder's name for a test's, which may contain any characters."""
-    return re.sub(r"[^\w.-]+", "_", text).strip("_")
-
-
-def _shown(folder: Path) -> str:
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -8,10 +8,6 @@ from runtime.formats.chat import (
 )
 
 __all__ = [
-    "ChatTemplate",
-    "ChatTemplateStyle",
-    "get_chat_template",
-    "get_chat_template_by_model_path",
-    "register_chat_template",
-    "register_chat_template_matching_function",
-]
+    "ChatTemplate", "ChatTemplateStyle", "get_chat_template", "get_chat_template_by_model_path",
+    "register_chat_template", "register_chat_template_matching_function",
+]  # fmt: skip

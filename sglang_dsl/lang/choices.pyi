@@ -7,9 +7,6 @@ from sglang_dsl.choices import (
 )
 
 __all__ = [
-    "ChoicesDecision",
-    "ChoicesSamplingMethod",
-    "greedy_token_selection",
-    "token_length_normalized",
+    "ChoicesDecision", "ChoicesSamplingMethod", "greedy_token_selection", "token_length_normalized",
     "unconditional_likelihood_normalized",
-]
+]  # fmt: skip

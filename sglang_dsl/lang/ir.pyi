@@ -14,21 +14,7 @@ from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 from sglang_dsl.utils import SglSeparateReasoning
 
 __all__ = [
-    "REGEX_BOOL",
-    "REGEX_FLOAT",
-    "REGEX_INT",
-    "REGEX_STR",
-    "SglConstantText",
-    "SglExpr",
-    "SglExprList",
-    "SglFork",
-    "SglFunction",
-    "SglGen",
-    "SglRoleBegin",
-    "SglRoleEnd",
-    "SglSamplingParams",
-    "SglSelect",
-    "SglSeparateReasoning",
-    "SglVarScopeBegin",
-    "SglVarScopeEnd",
-]
+    "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "SglConstantText", "SglExpr", "SglExprList",
+    "SglFork", "SglFunction", "SglGen", "SglRoleBegin", "SglRoleEnd", "SglSamplingParams", "SglSelect",
+    "SglSeparateReasoning", "SglVarScopeBegin", "SglVarScopeEnd",
+]  # fmt: skip

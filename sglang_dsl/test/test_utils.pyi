@@ -7,9 +7,6 @@ from sglang_dsl.utils import (
 )
 
 __all__ = [
-    "add_common_other_args_and_parse",
-    "add_common_sglang_args_and_parse",
-    "dump_bench_raw_result",
-    "is_in_ci",
-    "select_sglang_backend",
-]
+    "add_common_other_args_and_parse", "add_common_sglang_args_and_parse", "dump_bench_raw_result",
+    "is_in_ci", "select_sglang_backend",
+]  # fmt: skip

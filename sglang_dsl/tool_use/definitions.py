@@ -53,8 +53,7 @@ class Tool:
 
 
 def runners_of(tools: object) -> dict[str, Runner]:
-    """The runners of one tool, or of several in an iterable. Raises BadProgram, MissingExtra, and errors of a
-    tool server."""
+    """The runners of one tool, or of several. Raises BadProgram, MissingExtra, a server's errors."""
     single = isinstance(tools, str | Mapping | Tool | type | ToolServer) or not isinstance(tools, Iterable)
     runners: dict[str, Runner] = {}
     for one in [tools] if single else tools:  # type: ignore[attr-defined]
@@ -217,11 +216,9 @@ def _field(tool: str, parameter: inspect.Parameter, field: Any) -> Any:
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema as tools usually have it: without titles, and with the most important keys first."""
-    untitled: dict[str, Any] = rewritten(schema, _without_title)
+
+    def without_title(part: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != "title" or not isinstance(value, str)}
+
+    untitled: dict[str, Any] = rewritten(schema, without_title)
     return {key: untitled[key] for key in ("type", "properties", "required") if key in untitled} | untitled
-
-
-def _without_title(schema: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(schema.get("title"), str):
-        del schema["title"]
-    return schema

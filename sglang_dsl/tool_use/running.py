@@ -1,6 +1,4 @@
-"""Runs one call of a tool: reads its arguments, calls the function in a thread or awaits it, and turns the
-result into text for the model.
-"""
+"""Runs one call of a tool."""
 
 from __future__ import annotations
 
@@ -8,11 +6,11 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_dsl.concurrency.loop import in_thread
+from sglang_dsl.concurrency.threads import awaited
 from sglang_dsl.tool_use.offers import Runner, ToolSession
 
 
@@ -54,7 +52,7 @@ async def run(
     function = functools.partial(runner.run, *args, **kwargs)
     if inspect.iscoroutinefunction(runner.run) or inspect.iscoroutinefunction(type(runner.run).__call__):
         return text_of(await _await_on(home, function())), False
-    value = await _in_thread(function)
+    value = await awaited(in_thread, function)
     return text_of(await _await_on(home, value) if inspect.isawaitable(value) else value), False
 
 
@@ -76,22 +74,3 @@ async def _await_on(home: asyncio.AbstractEventLoop | None, work: Any) -> Any:
         return await work
 
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(result(), home))
-
-
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    # The error is part of the result, as a future cannot hold a StopIteration.
-    done: Future[tuple[Any, BaseException | None]] = Future()
-
-    def work() -> None:
-        if not done.set_running_or_notify_cancel():
-            return
-        try:
-            done.set_result((function(), None))
-        except BaseException as raised:  # noqa: BLE001 - raised by the waiting coroutine
-            done.set_result((None, raised))
-
-    in_thread(work)
-    value, error = await asyncio.wrap_future(done)
-    if error is not None:
-        raise error
-    return value

@@ -8,24 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sglang_dsl import ir
 from sglang_dsl.conversation.requests import CallRecord
-from sglang_dsl.ir import (
-    Fork,
-    Gen,
-    Join,
-    LoopBegin,
-    LoopEnd,
-    Media,
-    Node,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    Select,
-    Seq,
-    Text,
-    Tools,
-)
 from sglang_dsl.views.snapshot import constraint_of
 
 MAX_LABEL = 48
@@ -56,9 +40,8 @@ class Graph:
         return number
 
 
-def program_graph(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> Graph:
-    """The nodes of a program in order, branches side by side between a fork and its join. Programs that it
-    calls are beside it."""
+def program_graph(title: str, body: ir.Seq, called: Iterable[tuple[str, ir.Seq]] = ()) -> Graph:
+    """The nodes of a program in order, branches side by side, and the programs that it calls."""
     graph = Graph(title)
     _sequence(graph, body.nodes, [])
     for name, other in called:
@@ -66,52 +49,52 @@ def program_graph(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ())
     return graph
 
 
-def _sequence(graph: Graph, nodes: Sequence[Node], ends: list[int]) -> list[int]:
+def _sequence(graph: Graph, nodes: Sequence[ir.Node], ends: list[int]) -> list[int]:
     """Add `nodes` after the boxes `ends`; returns their last boxes. Branches without a join stay open."""
     open_branches: list[int] = []
     for node, label, kind in _labelled(nodes):
-        if isinstance(node, Join):
+        if isinstance(node, ir.Join):
             ends, open_branches = open_branches or ends, []
         ends = [graph.box(label, kind, ends)]
-        if isinstance(node, Fork):
+        if isinstance(node, ir.Fork):
             open_branches = []
             for branch in node.branches:
                 open_branches += _sequence(graph, branch.nodes, ends)
     return ends
 
 
-def _labelled(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
+def _labelled(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, str, str]]:
     """The nodes to draw, each with its label and kind. Ends of turns and scopes are not drawn."""
     for node in nodes:
         match node:
-            case RoleEnd() | ScopeEnd() | LoopEnd():
+            case ir.RoleEnd() | ir.ScopeEnd() | ir.LoopEnd():
                 continue
-            case Text(text=text):
+            case ir.Text(text=text):
                 yield node, short(text), "text"
-            case Media():
+            case ir.Media():
                 yield node, node.label(), "text"
-            case RoleBegin(role=role):
+            case ir.RoleBegin(role=role):
                 yield node, role, "role"
-            case ScopeBegin(name=name):
+            case ir.ScopeBegin(name=name):
                 yield node, f"scope {name}", "role"
-            case Tools(tools=tools):
+            case ir.Tools(tools=tools):
                 names = (json.loads(one)["function"]["name"] for one in tools)
                 yield node, short(f"tools: {', '.join(names)}"), "role"
-            case LoopBegin(max_steps=steps):
+            case ir.LoopBegin(max_steps=steps):
                 yield node, f"tool loop: {steps} steps", "role"
-            case Gen(name=name):
+            case ir.Gen(name=name):
                 yield node, f"gen {name or '...'}{_constraint(node)}", "gen"
-            case Select(name=name, choices=choices):
+            case ir.Select(name=name, choices=choices):
                 yield node, f"select {name or '...'}: {short(' | '.join(choices))}", "select"
-            case Fork(branches=branches):
+            case ir.Fork(branches=branches):
                 yield node, f"fork {len(branches)}", "fork"
-            case Join(mode=mode):
+            case ir.Join(mode=mode):
                 yield node, f"join {mode}", "join"
             case _:
                 yield node, short(node.label()), "text"
 
 
-def _constraint(node: Gen[Any]) -> str:
+def _constraint(node: ir.Gen[Any]) -> str:
     constraint = constraint_of(node)
     if constraint is None:
         return ""
@@ -120,23 +103,15 @@ def _constraint(node: Gen[Any]) -> str:
 
 def calls_graph(title: str, records: Sequence[CallRecord]) -> Graph:
     """The calls of a run with their tokens and seconds, a row for each branch."""
-    return branch_graph(
-        title,
-        (
-            (
-                record.branch,
-                record.kind,
-                f"{record.kind} {record.name or '...'}: {record.count('completion_tokens')} tokens, "
-                f"{record.seconds:.3f} s",
-            )
-            for record in records
-        ),
-    )
+    calls = []
+    for one in records:
+        cost = f"{one.count('completion_tokens')} tokens, {one.seconds:.3f} s"
+        calls.append((one.branch, one.kind, f"{one.kind} {one.name or '...'}: {cost}"))
+    return branch_graph(title, calls)
 
 
 def branch_graph(title: str, calls: Iterable[tuple[tuple[int, ...], str, str]]) -> Graph:
-    """Calls, each a branch, kind and label. A call is after the previous one of its branch, or of the branch
-    it was forked from."""
+    """Calls, each a branch, kind and label, after the previous call of the branch or its parent."""
     graph = Graph(title)
     last: dict[tuple[int, ...], int] = {}
     for branch, kind, label in calls:
@@ -145,8 +120,6 @@ def branch_graph(title: str, calls: Iterable[tuple[tuple[int, ...], str, str]]) 
         last[branch] = graph.box(label, kind, before)
     return graph
 
-
-# -- notations -----------------------------------------------------------------------------------------------
 
 _SHAPES = {
     "text": ('["', '"]', "box"),
@@ -189,5 +162,4 @@ def _quoted(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """The text with Mermaid's special characters as entities."""
     return "".join(char if char.isalnum() or char in " .,:;_-/+=()⏎…" else f"#{ord(char)};" for char in text)

@@ -1,6 +1,4 @@
-"""A snapshot as HTML for notebooks: turns, generated text marked, with its tokens if their log-probabilities
-were requested, forks side by side, and the calls as a table with a timeline.
-"""
+"""A snapshot as HTML for notebooks: turns, tokens, forks side by side, and the calls with a timeline."""
 
 from __future__ import annotations
 
@@ -14,16 +12,7 @@ from typing import Any
 from sglang_dsl.conversation.requests import COUNTED, CallRecord, totals
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.ir import cut
-from sglang_dsl.views import style
-from sglang_dsl.views.snapshot import (
-    Block,
-    Branches,
-    Constraint,
-    Snapshot,
-    calls_within,
-    constraint_of,
-    outline,
-)
+from sglang_dsl.views import snapshot, style
 from sglang_dsl.views.tokens import Span, Token, spans, tokens_of
 
 # Pictures that are in the document itself; any other address would be loaded.
@@ -46,29 +35,34 @@ _COLUMNS = {
 _PHASES = {"queue": "waits", "prefill": "reads the prompt", "decode": "generates", "replayed": "replayed"}
 
 
-def page(state: Snapshot) -> str:
+def page(state: snapshot.Snapshot) -> str:
     """The state as one <div>; its error is below the text."""
     return style.whole(_state(state), calls_table(state.program, state.calls))
 
 
-def group(states: Sequence[Snapshot]) -> str:
+def group(states: Sequence[snapshot.Snapshot]) -> str:
     """Forks of one state, side by side, and their calls."""
     columns = style.columns(_branch(state.branch[-1], state, _state(state)) for state in states)
-    return style.whole(columns, calls_table(states[0].program, calls_within(states)))
+    return style.whole(columns, calls_table(states[0].program, snapshot.calls_within(states)))
 
 
-def _state(state: Snapshot) -> str:
-    body = _parts(outline(state), partial=bool(state.partial))
+def _state(state: snapshot.Snapshot) -> str:
+    body = _parts(snapshot.outline(state), partial=bool(state.partial))
     if (error := state.error) is not None:
         body += style.box("bad", type(error).__name__, style.text(str(error)))
     return body
 
 
-def _parts(parts: Sequence[Block | Branches], *, partial: bool) -> str:
+def _parts(parts: Sequence[snapshot.Block | snapshot.Branches], *, partial: bool) -> str:
     elements: list[str] = []
     for part in parts:
-        if isinstance(part, Branches):
-            elements.append(_fork(part))
+        if isinstance(part, snapshot.Branches):
+            branches = (
+                _branch(number, state, _parts(inner, partial=bool(state.partial)))
+                for number, (inner, state) in enumerate(zip(part.branches, part.states, strict=True))
+            )
+            title = f"fork, {len(part.branches)} branches"
+            elements.append(style.folded(title, style.columns(branches), opened=True))
             continue
         running = part.entries[-1] if partial and part is parts[-1] else None
         text = "".join(_entry(one, running=one is running) for one in part.entries)
@@ -77,16 +71,7 @@ def _parts(parts: Sequence[Block | Branches], *, partial: bool) -> str:
     return "".join(elements)
 
 
-def _fork(fork: Branches) -> str:
-    branches = (
-        _branch(number, state, _parts(parts, partial=bool(state.partial)))
-        for number, (parts, state) in enumerate(zip(fork.branches, fork.states, strict=True))
-    )
-    title = f"fork, {len(fork.branches)} branches"
-    return style.folded(title, style.columns(branches), opened=True)
-
-
-def _branch(number: int, state: Snapshot, body: str) -> str:
+def _branch(number: int, state: snapshot.Snapshot, body: str) -> str:
     title = f"branch {number}"
     if state.error is not None:
         title += f" · {type(state.error).__name__}: {cut(str(state.error), 200)}"
@@ -114,10 +99,10 @@ def _entry(entry: Transcript, *, running: bool) -> str:
     reasoning = style.folded("reasoning", style.text(entry.reasoning)) if entry.reasoning else ""
     name = style.element("sub", f" {escape(entry.chosen)}") if entry.chosen else ""
     node = entry.generation.node if entry.generation else None
-    return f"{reasoning}{text}{name}{constraint(constraint_of(node))}"
+    return f"{reasoning}{text}{name}{constraint(snapshot.constraint_of(node))}"
 
 
-def constraint(held: Constraint | None) -> str:
+def constraint(held: snapshot.Constraint | None) -> str:
     """The constraint of a generation, after its text; the whole of a long one on hover."""
     if held is None:
         return ""
@@ -158,7 +143,6 @@ def _span(span: Span) -> str:
 
 
 def _token_hover(token: Token) -> str:
-    """A line for the token, and for each of its alternatives."""
     probability = token.probability
     share = "" if probability is None else f"{_percent(probability)}  "
     lines = [f"{share}{_quoted(token.text)}{f'  {token.origin}' if token.origin else ''}"]
@@ -242,13 +226,12 @@ def _bar(record: CallRecord, begin: float, length: float) -> str:
     """When a call ran, and in which phases, of a run that began at `begin` and took `length` seconds."""
     if record.began is None:
         return ""
-    first = record.first_token_s
-    if first is None:
-        first = _seconds(record.meta.get("first_token_latency"))
-    queue = _seconds(record.meta.get("queue_time"))
-    ends = [("queue", queue), ("prefill", first), ("decode", record.seconds)]
     if record.replayed:
         ends = [("replayed", record.seconds)]
+    else:
+        queue, first = (float(record.meta.get(name) or 0) for name in ("queue_time", "first_token_latency"))
+        first = first if record.first_token_s is None else record.first_token_s
+        ends = [("queue", queue), ("prefill", first), ("decode", record.seconds)]
     start = at = record.began - begin
     parts = []
     for name, end in ends:
@@ -258,13 +241,8 @@ def _bar(record: CallRecord, begin: float, length: float) -> str:
     return style.bar(parts)
 
 
-def _seconds(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def constraint_report(meta: Mapping[str, Any]) -> str:
-    """How a call's constraint was enforced: the grammar backend, what it could not enforce, and repairs. ""
-    without a constraint."""
+    """How a constraint was enforced: backend, what was left out, repairs. "" without one."""
     grammar = meta.get("grammar")
     if not isinstance(grammar, Mapping):
         return ""

@@ -6,22 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from sglang_dsl.ir import (
-    Fork,
-    Gen,
-    Join,
-    LoopEnd,
-    Media,
-    Node,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    Select,
-    Seq,
-    Text,
-    cut,
-)
+from sglang_dsl import ir
 from sglang_dsl.views import style
 from sglang_dsl.views.diagrams import Graph, branch_graph, short
 from sglang_dsl.views.html import constraint
@@ -46,17 +31,17 @@ def function(signature: str, doc: str, source: str, body: str | None) -> str:
     return style.whole(*parts)
 
 
-def program(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> str:
+def program(title: str, body: ir.Seq, called: Iterable[tuple[str, ir.Seq]] = ()) -> str:
     """A traced program: its turns, its generations with their constraints, its forks side by side."""
     return style.whole(style.element("code", escape(title)), traced(body, called))
 
 
-def traced(body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> str:
+def traced(body: ir.Seq, called: Iterable[tuple[str, ir.Seq]] = ()) -> str:
     others = (style.folded(f"calls {name}", _nodes(other.nodes)) for name, other in called)
     return _nodes(body.nodes) + "".join(others)
 
 
-def _nodes(nodes: Sequence[Node]) -> str:
+def _nodes(nodes: Sequence[ir.Node]) -> str:
     elements: list[str] = []
     inside: list[str] = []  # of the turn, or outside of turns
     role: str | None = None
@@ -69,20 +54,20 @@ def _nodes(nodes: Sequence[Node]) -> str:
 
     for node in nodes:
         match node:
-            case RoleBegin(role=name):
+            case ir.RoleBegin(role=name):
                 end()
                 role = name
-            case RoleEnd():
+            case ir.RoleEnd():
                 end()
                 role = None
-            case Text(text=text):
+            case ir.Text(text=text):
                 inside.append(escape(text))
-            case Gen(name=name) | Select(name=name):
+            case ir.Gen(name=name) | ir.Select(name=name):
                 mark = style.element("mark", escape(f"{{{name or '...'}}}"))
                 inside.append(mark + constraint(constraint_of(node)))
-            case Media():
+            case ir.Media():
                 inside.append(style.element("code", escape(node.label()), "small"))
-            case Fork(branches=branches):
+            case ir.Fork(branches=branches):
                 end()
                 columns = (
                     style.box("other", f"branch {number}", _nodes(branch.nodes))
@@ -90,18 +75,18 @@ def _nodes(nodes: Sequence[Node]) -> str:
                 )
                 title = f"fork, {len(branches)} branches"
                 elements.append(style.folded(title, style.columns(columns), opened=True))
-            case Join(mode=mode):
+            case ir.Join(mode=mode):
                 end()
                 elements.append(style.element("div", escape(f"join: {mode}"), "small"))
-            case Seq(nodes=inner):
+            case ir.Seq(nodes=inner):
                 end()
                 elements.append(_nodes(inner))
-            case ScopeEnd() | LoopEnd():
+            case ir.ScopeEnd() | ir.LoopEnd():
                 continue
-            case ScopeBegin(name=name):
+            case ir.ScopeBegin(name=name):
                 inside.append(style.element("sub", escape(f"[{name}] ")))
             case _:
-                inside.append(style.element("code", escape(cut(node.label(), 200)), "small"))
+                inside.append(style.element("code", escape(ir.cut(node.label(), 200)), "small"))
     end()
     return "".join(elements)
 
@@ -130,17 +115,12 @@ def plan(head: str, steps: Sequence[Any]) -> str:
 
 
 def plan_graph(title: str, steps: Sequence[Any]) -> Graph:
-    return branch_graph(
-        title,
-        (
-            (
-                step.branch,
-                step.kind if step.kind in ("gen", "select") else "text",
-                f"{step.kind} {step.name or ''}: {step.prompt_tokens} read, {step.cached_tokens} shared",
-            )
-            for step in steps
-        ),
-    )
+    calls = []
+    for one in steps:
+        cost = f"{one.prompt_tokens} read, {one.cached_tokens} shared"
+        kind = one.kind if one.kind in ("gen", "select") else "text"
+        calls.append((one.branch, kind, f"{one.kind} {one.name or ''}: {cost}"))
+    return branch_graph(title, calls)
 
 
 # -- choices -------------------------------------------------------------------------------------------------
@@ -179,7 +159,7 @@ def choice_graph(options: Sequence[str], index: int, probabilities: Sequence[flo
 def batch(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of the first rows, with a column for each name in any of them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[cut(_cell(row.get(name)), 300) for name in names] for row in rows[:MAX_ROWS]]
+    cells = [[ir.cut(_cell(row.get(name)), 300) for name in names] for row in rows[:MAX_ROWS]]
     table = style.table(names, cells, len(names))
     return style.whole(style.element("div", escape(title)), table, _more(len(rows), "items"))
 

@@ -1,6 +1,4 @@
-"""How notebooks show objects: as HTML with a diagram, and while they run in a widget (ipywidgets) that is
-updated in the background.
-"""
+"""How notebooks show objects: as HTML with a diagram, and live in a widget (ipywidgets)."""
 
 from __future__ import annotations
 
@@ -53,8 +51,7 @@ class Displayed(ABC):
         return self._page(None if self._waits else 0).html
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """HTML, and the calls as a diagram, once it has ended. Waits only briefly, as IPython in a terminal
-        calls this, too."""
+        """HTML and a diagram, once it has ended; waits briefly, as terminals call this, too."""
         page = self._page(REPR_WAIT_S if self._waits else 0)
         return {} if page.running else page.bundle()
 
@@ -70,8 +67,7 @@ class Displayed(ABC):
 
 
 def is_watched() -> bool:
-    """Whether this is a notebook with a user and with widgets. A program that executes a notebook declares
-    that it takes no input."""
+    """Whether this is a notebook with widgets and a user, who can give input."""
     ipython = sys.modules.get("IPython")  # loaded by every kernel
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or type(shell).__name__ != "ZMQInteractiveShell" or not shell.kernel._allow_stdin:
@@ -80,8 +76,7 @@ def is_watched() -> bool:
 
 
 class Live:
-    """The page of a running object in a widget, with a button that stops it. At the end the page itself
-    replaces the widget, so that the notebook keeps it."""
+    """The page of a running object in a widget with a stop button; at the end it replaces the widget."""
 
     def __init__(self, target: Displayed) -> None:
         self._target = target

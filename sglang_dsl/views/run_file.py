@@ -102,7 +102,6 @@ class RunWriter:
         self._write(_line(event, self._now()))
 
     def cache(self, tree: Mapping[str, Any]) -> None:
-        """Write a backend's prefix cache (Backend.prefix_cache)."""
         self._write(Cache(self._now(), dict(tree)))
 
     def _now(self) -> float:
@@ -163,8 +162,7 @@ def write_run(path: str | os.PathLike[str]) -> Iterator[RunWriter]:
 
 
 def read_run(path: str | os.PathLike[str], *, growing: bool = False) -> list[Line]:
-    """The lines of a run file, without an incomplete last one. `growing`: the file may still be empty. Raises
-    BadProgram, which names the line."""
+    """The complete lines of a run file. `growing`: it may still be empty. Raises BadProgram."""
     name = os.fspath(path)
     try:
         size = Path(path).stat().st_size
@@ -186,8 +184,7 @@ def _read(name: str, number: int, data: bytes) -> Line:
     if len(data) > MAX_LINE_BYTES:
         raise BadProgram(f"{name}, line {number}: has {len(data)} bytes; at most {MAX_LINE_BYTES}")
     try:
-        line: Line = _DECODER.decode(data)
-        return line
+        return _DECODER.decode(data)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = "it is not a run file" if number == 1 else "is no line of a run file"
         raise BadProgram(f"{name}, line {number}: {what} ({error})") from error

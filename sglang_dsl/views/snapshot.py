@@ -1,6 +1,4 @@
-"""Snapshots: a program's state at one moment, for anything that displays it: terminal, notebook, repr(), a
-viewer. Plain frozen data; its reader needs no lock and sees no later change.
-"""
+"""Snapshots: a program's state at one moment, as plain frozen data for anything that displays it."""
 
 from __future__ import annotations
 
@@ -95,9 +93,6 @@ def calls_within(states: Sequence[Snapshot]) -> tuple[CallRecord, ...]:
     each may have waited for its own state to end."""
     branches, calls = {state.branch for state in states}, max((state.calls for state in states), key=len)
     return tuple(one for one in calls if any(one.branch[: len(at)] == at for at in branches))
-
-
-# -- the parts of a snapshot ---------------------------------------------------------------------------------
 
 
 class Block(msgspec.Struct, frozen=True, eq=False):

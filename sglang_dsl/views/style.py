@@ -1,6 +1,4 @@
-"""The HTML elements of all views in notebooks, with their style (notebook.css). No scripts, and nothing is
-loaded; all texts are escaped.
-"""
+"""The HTML elements of all notebook views. No scripts, nothing is loaded, all texts are escaped."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ def box(role: str | None, title: str, body: str) -> str:
 
 
 def text(content: str) -> str:
-    """Text, with its white space."""
     return element("div", escape(content), "said")
 
 
@@ -54,8 +51,7 @@ class Html(str):
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, last: Sequence[str] | None = None
 ) -> str:
-    """Cells are text, or Html. The first `left` columns are text, the others numbers. `last`: a row of
-    sums."""
+    """Cells are text, or Html; the first `left` columns are no numbers. `last`: a row of sums."""
     body = "".join(_row(row, "td", left) for row in rows)
     end = "" if last is None else _row(last, "td", left, "sum")
     return element("div", element("table", _row(head, "th", left) + body + end), "wide")

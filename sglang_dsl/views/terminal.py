@@ -1,6 +1,4 @@
-"""Snapshots in the terminal, as rich prints them: show() of a state, and the forms that the prompt uses.
-Imported only when something is shown, as rich takes long to import.
-"""
+"""Snapshots in the terminal, as rich prints them. Imported only when something is shown."""
 
 from __future__ import annotations
 
@@ -53,9 +51,6 @@ def _entries(entries: Iterable[Transcript], generated: str = GENERATED) -> Text:
     return text
 
 
-# -- show() --------------------------------------------------------------------------------------------------
-
-
 def check_form(form: str) -> None:
     """Raises BadProgram for a form that show() does not have."""
     if form not in FORMS:
@@ -63,8 +58,7 @@ def check_form(form: str) -> None:
 
 
 def show(state: Snapshot, console: Console | None = None, form: str = "tree") -> None:
-    """Print a state: as a "tree" of its turns, error and usage, or its calls as a "mermaid" or "dot" diagram.
-    Raises BadProgram for another form."""
+    """Print a state as a "tree", or its calls as a "mermaid" or "dot" diagram. Raises BadProgram."""
     check_form(form)
     console = console or Console()
     if form == "tree":
@@ -86,7 +80,6 @@ def render(state: Snapshot) -> RenderableType:
 
 
 def _panels(parts: Sequence[Block | Branches]) -> list[RenderableType]:
-    """A panel for each turn, and a tree for each fork."""
     panels: list[RenderableType] = []
     for part in parts:
         if isinstance(part, Branches):
@@ -104,8 +97,7 @@ def _panels(parts: Sequence[Block | Branches]) -> list[RenderableType]:
 
 
 def usage_table(state: Snapshot) -> Table:
-    """A row for each call, and the sums. If calls had constraints, a column says which grammar backend
-    enforced each; "jumped" counts tokens that a constraint forced."""
+    """A row for each call, and the sums; a column for constraints if there are any."""
     table = Table(title=Text(f"{state.program}: calls"), title_justify="left")
     for column in ("call", "branch", *(key.removesuffix("_tokens") for key in COUNTED), "seconds"):
         table.add_column(column, justify="left" if column in ("call", "branch") else "right")
@@ -124,9 +116,6 @@ def usage_table(state: Snapshot) -> Table:
     return table
 
 
-# -- the prompt ----------------------------------------------------------------------------------------------
-
-
 def running_forks(forks: Iterable[tuple[ForkSnapshot, Sequence[str]]], width: int) -> Group:
     """Forks with the texts of their branches: a line for each branch, the end of a long text."""
     trees = []
@@ -143,7 +132,6 @@ def running_forks(forks: Iterable[tuple[ForkSnapshot, Sequence[str]]], width: in
 
 
 def fork_tree(fork: ForkSnapshot) -> Tree:
-    """The whole text of each branch, and its error."""
     return _branches([(outline(branch), branch.error) for branch in fork.branches])
 
 

@@ -27,8 +27,7 @@ class Token(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A part of the text and its tokens: usually one; several for a character of several tokens; none if not
-    known."""
+    """A part of the text and its tokens: one, several for one character, none if not known."""
 
     text: str
     tokens: tuple[Token, ...]

@@ -1,31 +1,22 @@
-"""A short text that a regex matches, for backends without a model. Unsupported syntax raises ValueError, and
-the result is checked with re.fullmatch."""
+"""A short text that a regex matches, for backends without a model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 
-# The standard library's own parser; its module has had this name since Python 3.11.
+# The standard library's own parser; its modules have had these names since Python 3.11.
+from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-_CATEGORIES: dict[Any, str] = {
-    ops.CATEGORY_DIGIT: "0",
-    ops.CATEGORY_NOT_DIGIT: "a",
-    ops.CATEGORY_WORD: "a",
-    ops.CATEGORY_NOT_WORD: " ",
-    ops.CATEGORY_SPACE: " ",
-    ops.CATEGORY_NOT_SPACE: "a",
-}
-# Tried in this order for negated classes.
+# Tried in this order for classes.
 _CANDIDATES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_.,:;!?'\"()[]{}\n\t/\\"
 
 
 def example(pattern: str, pick: Callable[[int], int] = lambda size: 0) -> str:
-    """A text that `pattern` matches in full. `pick(n)` chooses among n alternatives, or n characters of a
-    range. Raises ValueError."""
+    """A text that matches `pattern`; pick(n) chooses one of n alternatives. Raises ValueError."""
     text = _sequence(parser.parse(pattern), pick, {})
     if re.fullmatch(pattern, text) is None:
         raise ValueError(f"no example found for the regex {pattern!r}")
@@ -67,15 +58,15 @@ def _one(op: Any, argument: Any, pick: Callable[[int], int], groups: dict[int, s
 
 
 def _member(items: Sequence[tuple[Any, Any]], pick: Callable[[int], int]) -> str:
-    if items[0][0] is ops.NEGATE:
-        return _first(lambda c: not any(_holds(c, item) for item in items[1:]))
     op, argument = items[0]
     if op is ops.RANGE:
         low, high = argument
         return chr(low + pick(min(high - low + 1, 10)))
     if op is ops.LITERAL:
         return chr(argument)
-    return _CATEGORIES[argument]
+    part = list(items) if op is ops.NEGATE else [items[0]]
+    pattern = compiler.compile(parser.SubPattern(parser.State(), [(ops.IN, part)]))
+    return _first(lambda char: pattern.fullmatch(char) is not None)
 
 
 def _first(accepts: Callable[[str], bool]) -> str:
@@ -83,17 +74,3 @@ def _first(accepts: Callable[[str], bool]) -> str:
         if accepts(char):
             return char
     raise ValueError("the regex has a class of characters of which none is known")
-
-
-def _holds(char: str, item: tuple[Any, Any]) -> bool:
-    op, argument = item
-    if op is ops.LITERAL:
-        return bool(ord(char) == argument)
-    if op is ops.RANGE:
-        low, high = argument
-        return bool(low <= ord(char) <= high)
-    shorthand = {
-        ops.CATEGORY_DIGIT: r"\d", ops.CATEGORY_NOT_DIGIT: r"\D", ops.CATEGORY_WORD: r"\w",
-        ops.CATEGORY_NOT_WORD: r"\W", ops.CATEGORY_SPACE: r"\s", ops.CATEGORY_NOT_SPACE: r"\S",
-    }[argument]  # fmt: skip
-    return re.match(shorthand, char) is not None

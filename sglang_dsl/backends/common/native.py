@@ -1,6 +1,4 @@
-"""The runtime's native interface, POST /generate: its requests and answers as JSON, and its errors as the
-language's. Knows neither engines nor HTTP.
-"""
+"""The runtime's POST /generate: its requests and answers as JSON, its errors as the language's."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ _KINDS: tuple[tuple[type[RuntimeFault], type[ProgramError]], ...] = (
 def as_program_error(
     fault: RuntimeFault, backend: str, request_id: str | None, *, status: int | None = None
 ) -> ProgramError:
-    """The language's error for a fault of the runtime. status: of the HTTP answer, if it differs from the
-    fault's own."""
+    """The language's error for a fault of the runtime. status: of the HTTP answer, if it differs."""
     kind = next(kind for fault_kind, kind in _KINDS if isinstance(fault, fault_kind))
     return kind(
         f"{fault.where}: {fault.message}" if fault.where else fault.message,
@@ -68,8 +65,7 @@ def as_json(request: GenerateReqInput) -> dict[str, Any]:
 
 
 def check_answer(answer: Any, backend: str) -> None:
-    """Raise the error that an answer of POST /generate, or an event of its stream, reports, and BackendError
-    if it is no answer."""
+    """Raise the error in an answer of POST /generate, or BackendError if it is no answer."""
     match answer:
         case {"error": dict(error)}:
             raise error_of(error, backend)

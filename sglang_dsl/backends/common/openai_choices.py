@@ -1,6 +1,4 @@
-"""Choices on a completion model that returns no log-probabilities of given text: the likeliest option, by the
-model's next tokens. Knows the fields of a completion's log-probabilities, and no requests.
-"""
+"""The likeliest option by a completion model's next tokens. Knows no requests."""
 
 from __future__ import annotations
 
@@ -22,13 +20,11 @@ _MOST_BLANKS = 16
 
 
 def best(fits: dict[str, float], token: str) -> str:
-    """The likeliest token."""
     return max(fits, key=fits.__getitem__)
 
 
 def drawn(temperature: float, random_numbers: random.Random) -> Picks:
-    """A draw at a temperature: the token that the model drew, if it continues an option; else one of those
-    that do, by their probabilities."""
+    """The token that the model drew, if it continues an option; else a draw among those that do."""
 
     def pick(fits: dict[str, float], token: str) -> str:
         if token in fits:

@@ -1,20 +1,17 @@
-"""Conversations for other providers' APIs: turns that can be sent, images, and HTTP errors as the language's.
-Knows no API's wire format.
-"""
+"""Conversations for other providers' APIs, and HTTP errors as the language's."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Prompt
 from sglang_dsl.backends.common.transport import HttpFault
-from sglang_dsl.errors import BackendError, ProgramError, Unsupported
+from sglang_dsl.errors import BackendError, Unsupported
 
 RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 
@@ -32,7 +29,6 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
                 continue
             raise Unsupported(
                 f"{backend} supports only turns; the text {str(message.content)[:60]!r} is outside of a turn",
-                backend=backend,
                 hint="put it into user(...) or system(...)",
             )
         if not message.open:
@@ -41,13 +37,11 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
         if message.role != "assistant":
             raise Unsupported(
                 f"{backend} replies as the assistant; a turn of {message.role!r} is open",
-                backend=backend,
                 hint="generate inside assistant(...)",
             )
         return done, (message if message.content else None)
     raise Unsupported(
         f"{backend} replies only in an assistant turn; none is open",
-        backend=backend,
         hint="generate inside assistant(...)",
     )
 
@@ -62,13 +56,13 @@ def _only_text(prompt: Prompt) -> Message | None:
     return Message("user", filled[0].content)
 
 
-def arguments(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments as an object; empty if the model wrote none."""
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """The arguments of a model's call of a tool; None if they are no JSON object."""
     try:
-        data = json.loads(call.arguments)
+        data = json.loads(text)
     except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
+        return None
+    return data if isinstance(data, dict) else None
 
 
 @contextmanager
@@ -77,39 +71,44 @@ def faults(backend: str) -> Any:
     try:
         yield
     except HttpFault as fault:
-        raise error_of(fault, backend) from fault
+        match fault.body:
+            case {"error": {"message": str(reason)}} | {"message": str(reason)} | {"error": str(reason)}:
+                pass
+            case other:
+                reason = str(other)[:500].strip() or "no reason given"
+        raise BackendError(
+            f"the API answered {fault.status}: {reason}",
+            backend=backend,
+            status=fault.status,
+            retryable=fault.status in RETRYABLE,
+            hint="is the API key right?" if fault.status in (401, 403) else None,
+        ) from fault
 
 
-def error_of(fault: HttpFault, backend: str) -> ProgramError:
-    match fault.body:
-        case {"error": {"message": str(reason)}} | {"message": str(reason)} | {"error": str(reason)}:
-            pass
-        case other:
-            reason = str(other)[:500].strip() or "no reason given"
-    return BackendError(
-        f"the API answered {fault.status}: {reason}",
-        backend=backend,
-        status=fault.status,
-        retryable=fault.status in RETRYABLE,
-        hint="is the API key right?" if fault.status in (401, 403) else None,
-    )
+Part: TypeAlias = dict[str, Any]
 
 
-# -- media ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image part. `data`: base64, None if only its URL is known; `mime`: its media type, "" then."""
-
-    url: str
-    mime: str = ""
-    data: str | None = None
-
-
-def image_of(part: Mapping[str, Any]) -> Image:
-    """The image of an OpenAI-style part, whose URL may carry the data itself (RFC 2397)."""
-    source = part.get("image_url")
-    url = source.get("url", "") if isinstance(source, Mapping) else str(source or "")
-    match = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-    return Image(url, match[1], match[2]) if match else Image(url)
+def parts_of(
+    message: Message,
+    backend: str,
+    text: Callable[[str], Part],
+    image: Callable[[str, str, str | None], Part],
+) -> list[Part]:
+    """The parts of a turn, as an API takes them. `image`: of a URL, a media type and data in base64, which
+    are "" and None if only the URL is known. Raises Unsupported for other media."""
+    if isinstance(message.content, str):
+        return [text(message.content)]
+    parts = []
+    for part in message.content:
+        match part:
+            case {"type": "text", "text": str(content)}:
+                parts.append(text(content))
+            case {"type": "image_url"}:
+                source = part.get("image_url")
+                url = source.get("url", "") if isinstance(source, Mapping) else str(source or "")
+                # The URL may carry the data itself (RFC 2397).
+                match = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+                parts.append(image(url, *(match.groups() if match else ("", None))))
+            case _:
+                raise Unsupported(f"{backend} supports text and images, not {part.get('type')!r}")
+    return parts

@@ -1,6 +1,4 @@
-"""Shared by the backends for other providers' APIs: names of sampling parameters, constraints as structured
-output, and reading of replies. Knows no API's wire format.
-"""
+"""Constraints as structured output of other providers' APIs. Knows no API's wire format."""
 
 from __future__ import annotations
 
@@ -8,36 +6,19 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from runtime.formats.json_stream import JsonStream, JsonStreamError
-from runtime.protocol.constraint import JSON_OPTIONS as JSON_OPTIONS
 from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import Call, Completion, Delta
-from sglang_dsl.errors import Unsupported
 from sglang_dsl.ir.typed import json_in, unfenced
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 ANY_JSON = "$$ANY$$"
 """The json_schema for any JSON value."""
-
-
-def renamed(sampling: Mapping[str, Any], takes: Mapping[str, str], backend: str) -> dict[str, Any]:
-    """Sampling parameters under an API's names. `takes`: our name -> the API's. Raises Unsupported for
-    parameters that are not in it."""
-    if unknown := sorted(name for name in sampling if name not in takes):
-        raise Unsupported(
-            f"{backend} does not take {', '.join(unknown)}",
-            backend=backend,
-            hint=f"it supports {', '.join(sorted(takes))}; leave the others out for this backend",
-        )
-    return {takes[name]: value for name, value in sampling.items()}
-
-
-# -- constraints as structured output ------------------------------------------------------------------------
 
 # The language's dtypes as JSON schemas, for APIs without regular expressions, and errors for other replies.
 _BY_PATTERN: dict[str, dict[str, Any]] = {
@@ -163,8 +144,7 @@ def fitted(constraint: Constraint, text: str) -> str:
 
 
 def fault_of(constraint: Constraint, text: str) -> str | None:
-    """Why `text` does not fit the constraint, as far as it can be checked without the runtime; None if it
-    fits. Schemas are checked with jsonschema_rs or jsonschema, if one is installed."""
+    """Why `text` does not fit the constraint; None if it fits, or nothing here can check it."""
     match constraint.kind:
         case "regex" if re.fullmatch(constraint.spec, text) is None:
             return _NOT_A.get(constraint.spec) or f"it does not match {constraint.spec:.80}"
@@ -177,7 +157,6 @@ def fault_of(constraint: Constraint, text: str) -> str | None:
 
 
 def can_check_schemas() -> bool:
-    """Whether a package that checks schemas is installed."""
     return _installed("jsonschema_rs") or _installed("jsonschema")
 
 
@@ -210,7 +189,9 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     if _installed("jsonschema_rs"):
         fast = importlib.import_module("jsonschema_rs")
         with suppress(fast.ValidationError):  # such as a pattern of Python's: jsonschema knows those
-            read = _as_the_grammars_read_it(schema)
+            from runtime.formats.tools.schema import rewritten
+
+            read = rewritten(schema, _as_the_grammars_read_it)
 
             def fault(formats: bool) -> Any:
                 validator = fast.validator_for(read, offline=True, validate_formats=formats)
@@ -232,32 +213,14 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     return None if worst is None else (worst.absolute_path, worst.message)
 
 
-_DATA = frozenset({"const", "default", "enum", "examples"})
-_OF_NAMES = frozenset(
-    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-)
-
-
-def _as_the_grammars_read_it(schema: Any) -> Any:
+def _as_the_grammars_read_it(schema: dict[str, Any]) -> dict[str, Any]:
     """For jsonschema_rs, which asserts contentEncoding in drafts 6 and 7, unlike the engine's grammars, and
     refuses a schema of draft 4 with 1.0 for 1."""
-    match schema:
-        case list():
-            return [_as_the_grammars_read_it(one) for one in schema]
-        case dict():
-            read = {}
-            for name, value in schema.items():
-                if name in _DATA:
-                    read[name] = value
-                elif name in _OF_NAMES and isinstance(value, dict):  # any name may stand in it
-                    read[name] = {key: _as_the_grammars_read_it(one) for key, one in value.items()}
-                elif name not in ("contentEncoding", "contentMediaType"):
-                    read[name] = _as_the_grammars_read_it(value)
-            return read
-        case float() if schema.is_integer():
-            return int(schema)
-        case _:
-            return schema
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in schema.items()
+        if name not in ("contentEncoding", "contentMediaType")
+    }
 
 
 class Shaped:
@@ -289,7 +252,6 @@ class Shaped:
         return [] if self._stops else list(stops)
 
     def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
-        """The completion for whole replies."""
         read = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
         samples = [meta for _, meta in read]
         meta = samples[0] if len(samples) == 1 else {**samples[0], "samples": samples}
@@ -393,35 +355,3 @@ def _quoted(text: str) -> str:
     except ValueError:
         value = content
     return json.dumps(value, ensure_ascii=False)
-
-
-def check_spec_only(constraint: Constraint, backend: str) -> None:
-    """Raise Unsupported if the constraint has more than its kind and text, which no API takes."""
-    fields = [name for name in JSON_OPTIONS if getattr(constraint, name) is not None]
-    if fields:
-        raise Unsupported(
-            f"{backend} does not take {', '.join(fields)} together with a constraint",
-            backend=backend,
-            hint="leave it out for this backend",
-        )
-
-
-def form_for(call: Call, backend: str, hint: str = "use json_schema or choices") -> JsonForm | None:
-    """The JSON schema that asks an API for the call's constraint; None without one. Raises Unsupported."""
-    if call.constraint is None:
-        return None
-    check_spec_only(call.constraint, backend)
-    form = json_form(call.constraint)
-    if form is None:
-        raise Unsupported(
-            f"{backend} cannot enforce {call.constraint.kind} {call.constraint.spec:.60}",
-            backend=backend,
-            hint=hint,
-        )
-    if not form.strict and not can_check_schemas():
-        raise Unsupported(
-            f"{backend} does not guarantee this schema, and without jsonschema-rs it cannot be checked",
-            backend=backend,
-            hint="make every property required and additionalProperties false, or pip install jsonschema-rs",
-        )
-    return form

@@ -1,7 +1,6 @@
-"""HTTP for remote backends: one pooled client per event loop, deadlines, retries, server-sent events.
-
-It knows no backend's wire format: bodies are bytes, events are texts. A request is sent again only if it
-cannot have begun: there was no connection, or the server refused it (503, 429).
+"""HTTP for remote backends: one pooled client per event loop, deadlines, retries, server-sent events. A
+request is sent again only if it cannot have begun: there was no connection, or the server refused it (503,
+429).
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ import json
 import random
 import time
 import weakref
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,12 @@ from sglang_dsl.hooks import TRACEPARENT
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
 BUSY = frozenset({429, 503})
 MAX_ERROR_BYTES = 1 << 20
-MAX_EVENT_CHARS = 64 << 20
+MAX_EVENT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`connect_s`: seconds for a connection; `read_s`: between two pieces of an answer; `retries`: how often
-    a request that did not begin is sent again; `connections`: open at once."""
+    """Seconds for a connection and between two pieces; retries; connections open at once."""
 
     connect_s: float = 10.0
     read_s: float = 600.0
@@ -81,8 +80,8 @@ class Transport:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         decoder = EventDecoder()
         async with (
-            self._answer("POST", path, body, deadline) as answer,
-            aclosing(_closable(answer.aiter_bytes())) as chunks,
+            aclosing(await self._begun("POST", path, body, deadline)) as answer,
+            aclosing(answer.aiter_bytes()) as chunks,  # type: ignore[type-var]
         ):
             while True:
                 with self._errors(path, timeout_s):
@@ -100,30 +99,17 @@ class Transport:
         if client is not None:
             await client.aclose()
 
-    # -- within ----------------------------------------------------------------------------------------------
-
     async def _whole(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        async with self._answer(method, path, body, deadline) as answer:
+        async with aclosing(await self._begun(method, path, body, deadline)) as answer:
             with self._errors(path, timeout_s):
                 async with asyncio.timeout(self._wait_limit(deadline)):
                     return _decoded(await answer.aread())
 
-    @asynccontextmanager
-    async def _answer(
-        self, method: str, path: str, body: bytes | None, deadline: float | None
-    ) -> AsyncIterator[httpx.Response]:
-        """A response that has begun, with status 2xx; closed when left."""
-        response = await self._begun(method, path, body, deadline)
-        try:
-            yield response
-        finally:
-            await response.aclose()
-
     async def _begun(
         self, method: str, path: str, body: bytes | None, deadline: float | None
     ) -> httpx.Response:
-        """Send a request, again while it is refused."""
+        """The response, with status 2xx. The request is sent again while it is refused."""
         attempt, refusal = 0, None
         while True:
             try:
@@ -164,14 +150,12 @@ class Transport:
             response = await client.send(request, stream=True)
         if response.is_success:
             return response
-        try:
-            content = b""
+        content = b""
+        async with aclosing(response):
             async for piece in response.aiter_bytes():
                 content += piece
                 if len(content) > MAX_ERROR_BYTES:
                     break
-        finally:
-            await response.aclose()
         raise HttpFault(
             response.status_code, _decoded(content), _seconds(response.headers.get("retry-after"))
         )
@@ -189,7 +173,6 @@ class Transport:
 
     @contextmanager
     def _errors(self, path: str, timeout_s: float | None) -> Iterator[None]:
-        """The errors of reading an answer as the language's."""
         try:
             yield
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -198,7 +181,6 @@ class Transport:
             raise self._broken(path, error) from error
 
     def client(self) -> httpx.AsyncClient:
-        """The running loop's pooled client."""
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
@@ -222,7 +204,6 @@ class Transport:
         return client
 
     def _wait_limit(self, deadline: float | None) -> float:
-        """Seconds to wait for the next piece."""
         if deadline is None:
             return self.limits.read_s
         return min(self.limits.read_s, max(0.0, deadline - time.monotonic()))
@@ -262,45 +243,36 @@ def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> 
 
 
 class EventDecoder:
-    """Bytes in any pieces -> the data of each event (WHATWG HTML, section "server-sent events"). Fields other
-    than data, and comments, are ignored."""
+    """Bytes in any pieces -> the data of each server-sent event (WHATWG HTML)."""
 
     def __init__(self) -> None:
         self._bytes = b""
-        self._data: list[str] = []
-        self._size = 0
         self._began = False
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The events that are complete now. Raises BackendError for one of more than MAX_EVENT_CHARS."""
+        """The events that are complete now. Raises BackendError for one of more than MAX_EVENT_BYTES."""
         self._bytes += chunk
+        if not self._began and len(self._bytes) >= len(BOM_UTF8):
+            self._began, self._bytes = True, self._bytes.removeprefix(BOM_UTF8)
         # A last \r may be the first half of a \r\n.
-        whole = self._bytes[:-1] if self._bytes.endswith(b"\r") else self._bytes
-        lines = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._bytes = lines.pop() + self._bytes[len(whole) :]
-        if self._size + len(self._bytes) > MAX_EVENT_CHARS:
-            raise BackendError(f"one event of the stream has more than {MAX_EVENT_CHARS} bytes")
-        return [event for line in lines if (event := self._line(line)) is not None]
+        half = b"\r" if self._bytes.endswith(b"\r") else b""
+        lines = self._bytes.removesuffix(half).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *events, rest = lines.split(b"\n\n")
+        self._bytes = rest + half
+        if len(self._bytes) > MAX_EVENT_BYTES:
+            raise BackendError(f"one event of the stream has more than {MAX_EVENT_BYTES} bytes")
+        return [data for event in events if (data := _data_of(event)) is not None]
 
     def end(self) -> list[str]:
         """The last event, if it was not ended by an empty line."""
-        lines = [self._bytes.rstrip(b"\r"), b""]
-        self._bytes = b""
-        return [event for line in lines if (event := self._line(line)) is not None]
+        return self.feed(b"\n\n")
 
-    def _line(self, raw: bytes) -> str | None:
-        if not self._began:
-            self._began, raw = True, raw.removeprefix(b"\xef\xbb\xbf")
-        if not raw:
-            if not self._data:
-                return None
-            event, self._data, self._size = "\n".join(self._data), [], 0
-            return event
-        name, _, value = raw.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
-            self._size += len(value)
-        return None
+
+def _data_of(event: bytes) -> str | None:
+    """Its fields `data`, one per line; None if there is none. Other fields and comments are ignored."""
+    fields = [line.partition(b":") for line in event.split(b"\n")]
+    data = [value.removeprefix(b" ") for name, _, value in fields if name == b"data"]
+    return b"\n".join(data).decode("utf-8", "replace") if data else None
 
 
 def json_event(text: str, backend: str) -> dict[str, Any]:
@@ -328,11 +300,6 @@ def _parsed(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError):
         return json.loads(text)  # which takes NaN, Infinity and half a surrogate pair, too
-
-
-async def _closable(pieces: AsyncIterator[bytes]) -> Any:
-    async for piece in pieces:
-        yield piece
 
 
 def _decoded(content: bytes) -> Any:

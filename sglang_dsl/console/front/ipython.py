@@ -131,7 +131,6 @@ class Magic:
 
 
 def _short(error: BaseException) -> BaseException:
-    """The error, which IPython then shows in a few lines."""
     lines = [line for part in cells.described(error) if part for line in part.split("\n")]
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error

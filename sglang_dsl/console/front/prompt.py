@@ -1,6 +1,4 @@
-"""What the user types, without IPython: lines of standard input, and messages of a chat by prompt_toolkit.
-shell.py is the prompt on IPython.
-"""
+"""Lines of standard input, and messages of a chat by prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -27,17 +25,11 @@ def state_file(name: str) -> Path | None:
         folder = (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "sglang-dsl"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / name
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            os.fchmod(file, 0o600)
-        finally:
-            os.close(file)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
     except (OSError, RuntimeError):  # no home
         return None
     return path
-
-
-# -- lines of standard input ---------------------------------------------------------------------------------
 
 
 def lines_reader(*, chat: bool, names: dict[str, Any] | None = None) -> Callable[[], str]:
@@ -74,8 +66,7 @@ def _input(mark: str) -> str:
 
 
 def complete(text: str) -> bool:
-    """Whether a cell may end here: a command, or Python that needs no more lines. An empty line ends a
-    block."""
+    """Whether a cell may end here: a command, or whole Python. An empty line ends a block."""
     if not text.strip() or text.lstrip()[:1] in (":", "%"):
         return True
     last = text.rsplit("\n", 1)[-1]
@@ -92,12 +83,8 @@ def complete(text: str) -> bool:
     return "\n" in text or not opens_block
 
 
-# -- prompt_toolkit ------------------------------------------------------------------------------------------
-
-
 class MessagePrompt:
-    """Edits messages of a chat, and passes its reader to `run`. Raises ImportError if prompt_toolkit is not
-    installed."""
+    """Edits messages of a chat. Raises ImportError without prompt_toolkit."""
 
     def __init__(self, session: Session, run: Callable[[Callable[[], str]], int]) -> None:
         from prompt_toolkit import PromptSession
@@ -111,7 +98,7 @@ class MessagePrompt:
 
         self._session, self._run = session, run
         file = state_file("chat_history")
-        self._prompt: PromptSession[str] = PromptSession(
+        self.pt_app: PromptSession[str] = PromptSession(
             [("ansicyan bold", "› ")],
             history=InMemoryHistory() if file is None else FileHistory(str(file)),
             completer=Commands(),
@@ -124,11 +111,7 @@ class MessagePrompt:
 
     def _read(self) -> str:
         raise_failure(self._session)
-        return self._prompt.prompt()
-
-    def wake(self) -> None:
-        """Called from any thread when the backend is open, or failed to."""
-        wake(self._prompt, self._session)
+        return self.pt_app.prompt()
 
 
 def toolbar(session: Session, keys: str) -> Any:
@@ -151,13 +134,11 @@ def raise_failure(session: Session) -> None:
         session.opening.result()
 
 
-def wake(prompt: PromptSession[str], session: Session) -> None:
-    """Called from any thread when the backend is open, or failed to: redraws the prompt, or ends it with the
-    error."""
-    app, error = prompt.app, session.opening.exception()
-    loop = app.loop
-    if loop is None or not app.is_running:
+def wake(prompt: PromptSession[str] | None, session: Session) -> None:
+    """Redraw the prompt, or end it with the error of opening the backend. Safe from any thread."""
+    if prompt is None or prompt.app.loop is None or not prompt.app.is_running:
         return
+    app, error = prompt.app, session.opening.exception()
     if error is None:
         app.invalidate()
         return
@@ -167,4 +148,4 @@ def wake(prompt: PromptSession[str], session: Session) -> None:
             app.exit(exception=error)
 
     with contextlib.suppress(RuntimeError):  # the prompt has just ended
-        loop.call_soon_threadsafe(end)
+        prompt.app.loop.call_soon_threadsafe(end)

@@ -22,17 +22,8 @@ from sglang_dsl.console.session.session import Outcome, Session
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.state.base import StateBase
 from sglang_dsl.state.branches import Group as Forks
+from sglang_dsl.views import terminal
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
-from sglang_dsl.views.terminal import (
-    GENERATED,
-    LABEL,
-    ROLES,
-    conversation,
-    fork_tree,
-    printable,
-    render,
-    running_forks,
-)
 
 _TOKENS = re.compile(r"\n|[^\S\n]+|\S+")
 
@@ -49,9 +40,9 @@ class Column:
     def label(self, text: str, style: str) -> None:
         """Begin a line with a label; the following text is indented behind it."""
         self.line()
-        self._indent = LABEL
-        self._out(f"{text:<{LABEL}}", style)
-        self._at = max(LABEL, cell_len(text))
+        self._indent = terminal.LABEL
+        self._out(f"{text:<{terminal.LABEL}}", style)
+        self._at = max(terminal.LABEL, cell_len(text))
 
     def write(self, text: str, style: str = "") -> None:
         """More text. Its last word is held back until it is complete, or flush()."""
@@ -139,7 +130,7 @@ class Screen(View):
             )  # fmt: skip
             self._live.start()
         texts = ((fork, [branch_text(branch) for branch in fork.branches]) for fork in growing)
-        self._live.update(running_forks(texts, self.console.width), refresh=True)
+        self._live.update(terminal.running_forks(texts, self.console.width), refresh=True)
 
     def end(self) -> None:
         if self._standard is not None:
@@ -150,7 +141,7 @@ class Screen(View):
         if self._standard is not None:
             sys.stdout, self._standard = cast(TextIO, self._standard), None
         for fork in self._forks:
-            self.console.print(fork_tree(fork))
+            self.console.print(terminal.fork_tree(fork))
 
     def wait(self, what: str | None) -> None:
         if self._status is not None:
@@ -186,7 +177,7 @@ class Screen(View):
             if entry.reasoning:
                 self._column.write(f" (after {len(entry.reasoning)} characters of reasoning)", "dim italic")
             if entry.chosen:
-                self._column.write(f" ⟵ {printable(entry.chosen)}", "dim")
+                self._column.write(f" ⟵ {terminal.printable(entry.chosen)}", "dim")
             self._column.flush()
         else:
             self._write(entry.plain, generated=False)
@@ -196,7 +187,7 @@ class Screen(View):
         if self._chat:
             self._column.line()
         else:
-            self._column.label(printable(role), f"bold {ROLES.get(role, 'white')}")
+            self._column.label(terminal.printable(role), f"bold {terminal.ROLES.get(role, 'white')}")
 
     def _write(self, text: str, *, generated: bool) -> None:
         if self._hidden or not text:
@@ -204,7 +195,9 @@ class Screen(View):
         self._end_live()
         if self._interrupted and self._role is not None:
             self._begin_turn(self._role)
-        self._column.write(printable(text), GENERATED if generated and not self._chat else "")
+        self._column.write(
+            terminal.printable(text), terminal.GENERATED if generated and not self._chat else ""
+        )
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -232,20 +225,20 @@ class Screen(View):
 
     def value(self, session: Session, value: object) -> None:
         if value is session.state:
-            self.console.print(conversation(session.whole()))
+            self.console.print(terminal.conversation(session.whole()))
         elif isinstance(value, StateBase):
-            self.console.print(render(value.core.snapshot(None)))
+            self.console.print(terminal.render(value.core.snapshot(None)))
         elif isinstance(value, Forks):
             branches = tuple(state.core.snapshot(None) for state in value)
-            self.console.print(fork_tree(ForkSnapshot(branches, False)))
+            self.console.print(terminal.fork_tree(ForkSnapshot(branches, False)))
         else:
             self.console.print(Pretty(value))
 
     def failed(self, error: BaseException) -> None:
         frames, message = cell.described(error)
-        head, _, rest = printable(message).partition("\n")
+        head, _, rest = terminal.printable(message).partition("\n")
         rest_style = "dim" if "Error" in head else "red"
-        for text, style in ((printable(frames), "dim"), (head, "red"), (rest, rest_style)):
+        for text, style in ((terminal.printable(frames), "dim"), (head, "red"), (rest, rest_style)):
             if text:
                 self.console.print(Text(text, style=style), highlight=False)
 

@@ -11,7 +11,7 @@ from IPython.terminal.prompts import Prompts
 from pygments.token import Token  # type: ignore[import-untyped]
 from traitlets.config import Config
 
-from sglang_dsl.console.front.prompt import raise_failure, state_file, toolbar, wake
+from sglang_dsl.console.front.prompt import raise_failure, state_file, toolbar
 from sglang_dsl.console.session.commands import completions
 from sglang_dsl.console.session.session import Session
 
@@ -85,11 +85,6 @@ class Shell(TerminalInteractiveShell):
         """Read and run cells until the user leaves. Returns the exit code."""
         self.mainloop()  # type: ignore[no-untyped-call]
         return self.exit_status
-
-    def wake(self) -> None:
-        """Called from any thread when the backend is open, or failed to."""
-        if self.pt_app is not None:
-            wake(self.pt_app, self._session)
 
     @context_matcher()  # type: ignore[untyped-decorator]
     def _match_commands(self, context: CompletionContext) -> dict[str, Any]:

@@ -61,44 +61,44 @@ class Loop:
         options = "".join(f", {name}={value!r}" for name, value in (form or {}).items())
         self._answer = f'assistant(gen("answer"{options}))'
 
+    @interrupts.held()
     def run(self, read: Callable[[], str] | None = None) -> int:
         """Read and run until `read` raises EOFError, or a command leaves. Returns the exit code. Ctrl-C stops
         what runs, or discards the line that is typed."""
         source: Callable[[], str] = read or self._reader.read
-        with interrupts.held():
-            while True:
-                if self._stays:
+        while True:
+            if self._stays:
+                print(file=self._notes)
+            try:
+                typed = stoppable(source)
+            except EOFError:
+                if self._stays or sys.stdin.isatty():
                     print(file=self._notes)
-                try:
-                    typed = stoppable(source)
-                except EOFError:
-                    if self._stays or sys.stdin.isatty():
-                        print(file=self._notes)
-                    return 0
-                except KeyboardInterrupt:
-                    print(file=self._notes)
-                    continue
-                if (status := self.line(typed)) is not None:
-                    return status
+                return 0
+            except KeyboardInterrupt:
+                print(file=self._notes)
+                continue
+            if (status := self.line(typed)) is not None:
+                return status
 
+    @interrupts.held()
     def line(self, typed: str) -> int | None:
         """Run a cell, a message or a command. Returns the exit code if it ends the session."""
         if not typed.strip():
             return None
         marks = (":", "/") if self._chat else (":",)
-        with interrupts.held():
-            try:
-                if typed.lstrip()[:1] in marks:
-                    return 0 if self._command(typed.lstrip()[1:]) else None
-                if self._chat:
-                    typed = f"s += user({commands.code_of(typed)})\ns += {self._answer}"
-                outcome = self._session.run(typed, self._screen)
-                return None if stoppable(lambda: self._show(outcome)) else 1
-            except KeyboardInterrupt:
-                self._session.stop()
-                interrupts.clear()
-                print("stopped", file=self._notes)
-                return None
+        try:
+            if typed.lstrip()[:1] in marks:
+                return 0 if self._command(typed.lstrip()[1:]) else None
+            if self._chat:
+                typed = f"s += user({commands.code_of(typed)})\ns += {self._answer}"
+            outcome = self._session.run(typed, self._screen)
+            return None if stoppable(lambda: self._show(outcome)) else 1
+        except KeyboardInterrupt:
+            self._session.stop()
+            interrupts.clear()
+            print("stopped", file=self._notes)
+            return None
 
     def _show(self, outcome: Outcome) -> bool:
         """Show the result of a cell; returns whether to continue."""
@@ -154,7 +154,7 @@ def run(
         loop = Loop(session, screen, chat=chat, stays=interactive, form=form)
         editor = _editor(session, loop, chat=chat) if interactive else None
         if editor is not None:
-            opening.add_done_callback(lambda _: editor.wake())
+            opening.add_done_callback(lambda _: prompts.wake(editor.pt_app, session))
         if interactive:
             screen.console.print(banner(choice, chat=chat))
         if interactive or (chat and has_input):

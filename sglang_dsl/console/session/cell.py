@@ -41,13 +41,12 @@ def run(parts: list[tuple[CodeType, bool]], names: dict[str, Any]) -> Any:
     return value
 
 
-def mentions(code: str, name: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(ast.parse(code)))
+def names_in(code: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """An error for the user: the frames of the user's own code, or "" if there is only one short one, and the
-    message."""
+    """An error for the user: the frames of the user's code if there are several, and the message."""
     if isinstance(error, ProgramError):
         source = f" [{error.source}]" if error.source is not None else ""
         hint = f"\n{error.hint}" if error.hint else ""

@@ -1,6 +1,4 @@
-"""The commands of a session: `:undo`, `:save FILE`, ... Those that change the state run a cell, which can be
-taken back and exported.
-"""
+"""The commands of a session, `:undo`, `:save FILE`, ... Those that change the state run a cell."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command did. `show`: for rich to print; `outcome`: of the cell that it ran; `leave`: whether the
-    session ends."""
+    """`show`: for rich to print; `outcome`: of the cell that it ran; `leave`: ends the session."""
 
     show: Any = None
     outcome: Outcome | None = None
@@ -66,19 +63,20 @@ def _command(about: str, takes: str = "", kind: str = "") -> Callable[[T], T]:
 
 
 def call(session: Session, line: str, view: View | None = None) -> Result:
-    """Run a command line, given without its ":" or "/". Raises BadProgram for an unknown command, and what
-    the command raises."""
+    """Run a command line, without its ":" or "/". Raises BadProgram, and what the command raises."""
     name, _, rest = line.strip().partition(" ")
-    command = COMMANDS.get(ALIASES.get(name, name))
-    if command is None:
+    if (command := _named(name)) is None:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean :{near[0]}?" if near else ":help lists them"
         raise BadProgram(f"there is no command :{name}; {hint}")
     return command.run(Commands(session, view), rest.strip())
 
 
+def _named(name: str) -> Command | None:
+    return COMMANDS.get(ALIASES.get(name, name))
+
+
 def code_of(text: str) -> str:
-    """A Python literal for the text."""
     return json.dumps(text, ensure_ascii=False) if text.isprintable() else repr(text)
 
 
@@ -292,8 +290,7 @@ class Commands:
     def help(self, rest: str) -> Result:
         if rest:
             name = rest.lstrip(":/")
-            command = COMMANDS.get(ALIASES.get(name, name))
-            if command is None:
+            if (command := _named(name)) is None:
                 raise BadProgram(f"there is no command :{name}; :help lists them")
             return Result(Text(f":{name} {command.takes}".rstrip() + f"\n  {command.about}"))
         table = _table("command", "")
@@ -350,8 +347,7 @@ def completions(session: Session, before: str) -> list[tuple[str, int, str]]:
     if not space:
         matching = ((one, command) for one, command in sorted(COMMANDS.items()) if one.startswith(name))
         return [(before[0] + one, len(before), command.about) for one, command in matching]
-    command = COMMANDS.get(ALIASES.get(name, name))
-    if command is None:
+    if (command := _named(name)) is None:
         return []
     start = rest.rpartition("/")[2] if command.kind == "file" else rest
     matches = [one for one in _arguments(session, command.kind, rest) if one.startswith(start)]

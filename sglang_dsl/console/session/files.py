@@ -16,6 +16,7 @@ import msgspec
 import sglang_dsl as sgl
 from runtime.protocol.messages import ToolCall
 from runtime.protocol.registry import MissingExtra
+from sglang_dsl.console.session.cell import names_in
 from sglang_dsl.console.session.session import Session
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram
@@ -43,15 +44,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
             raise ValueError(f"an entry is not a {self.kind!r}")
         if self.kind == "media" and (self.part is None or not isinstance(self.part.get("type"), str)):
             raise ValueError("media have a part with a type")
-        return Transcript(
-            kind=self.kind,  # type: ignore[arg-type]
-            value=self.value,
-            chosen=self.chosen,
-            hidden=self.hidden,
-            reasoning=self.reasoning,
-            part=self.part,
-            calls=tuple(ToolCall(name=name, arguments=args, id=id) for id, name, args in self.calls),
-        )
+        calls = tuple(ToolCall(name=name, arguments=args, id=id) for id, name, args in self.calls)
+        return Transcript(**(msgspec.structs.asdict(self) | {"calls": calls}))
 
 
 class SavedVariable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,8 +68,7 @@ class SavedSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save(session: Session, path: Path) -> list[str]:
-    """Write the session, atomically and for this user alone. Returns a sentence for each thing that could not
-    be kept as it is. Raises BadProgram."""
+    """Write the session atomically. Returns a note for each thing that is lost. Raises BadProgram."""
     at = session.standing.now()
     variables, entries = [], []
     notes: dict[str, None] = {}
@@ -113,8 +106,7 @@ def save(session: Session, path: Path) -> list[str]:
 
 
 def load(session: Session, path: Path) -> SavedSession:
-    """Put the session to the state in a file. Runs no code of it, and keeps the session's backend. Raises
-    BadProgram."""
+    """Put the session to the state in a file, without running its code. Raises BadProgram."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BadProgram(
@@ -152,8 +144,7 @@ def write(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def export(session: Session, path: Path) -> str:
-    """Write the cells that count as a program (.py) or as a notebook (.ipynb), on the same backend. Returns
-    which of the two. Raises BadProgram, MissingExtra."""
+    """Write the counted cells as .py or .ipynb; returns which. Raises BadProgram, MissingExtra."""
     if not session.counted():
         raise BadProgram("nothing to export: no cell was run")
     match path.suffix:
@@ -177,7 +168,7 @@ def program(session: Session) -> str:
     for one in session.counted():
         code, lifted = _without_imports(one.code)
         imports += lifted
-        used |= {node.id for node in ast.walk(ast.parse(one.code)) if isinstance(node, ast.Name)}
+        used |= names_in(one.code)
         if one.stopped:
             body.append("# The answer was stopped before its end.")
         if code.strip():

@@ -63,10 +63,9 @@ class Follower:
         while not self._stopped:
             self._pieces = len(self._core.output.so_far())
             self.look()
-            self._core.output.wait_for(self._has_more, POLL_S)
-
-    def _has_more(self) -> bool:
-        return self._stopped or len(self._core.output.so_far()) > self._pieces
+            self._core.output.wait_for(
+                lambda: self._stopped or len(self._core.output.so_far()) > self._pieces, POLL_S
+            )
 
     def look(self, then: Callable[[], None] = lambda: None) -> None:
         """Report the state; then call `then` before it is reported again."""

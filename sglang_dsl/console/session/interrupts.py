@@ -1,6 +1,4 @@
-"""Ctrl-C during a session. KeyboardInterrupt is raised only in code that may be stopped (`stoppable`); any
-other code, such as taking a cell back, finishes first.
-"""
+"""Ctrl-C in a session: KeyboardInterrupt is raised only in code that may be stopped (`stoppable`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Session: `s` on a backend, and the cells that were run. If a cell raises, or one of its generations fails,
-the state is as before it. Of an answer that the user stops, the text so far stays.
+"""Session: `s` on a backend, and the cells that were run. If a cell fails, the state is as before it; of an
+answer that the user stops, the text so far stays.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -178,13 +179,9 @@ class Session:
         self.standing.core.cancel()
         self._programs.interrupt()
 
+    @interrupts.held()
     def run(self, code: str, view: View | None = None, *, fresh: bool = False) -> Outcome:
-        """Run a cell and wait until all its generations are done. Ctrl-C stops it. `fresh`: it begins a new
-        conversation."""
-        with interrupts.held():
-            return self._run(code, view, fresh)
-
-    def _run(self, code: str, view: View | None, fresh: bool) -> Outcome:
+        """Run a cell until all its generations are done. `fresh`: it begins a new conversation."""
         try:
             parts = cells.prepared(code, self.number)
         except (SyntaxError, ValueError, RecursionError) as error:
@@ -259,8 +256,7 @@ class Session:
         return [one for one in self.standing.core.variables.values() if id(one) not in before]
 
     def _partial_state(self, begin: Transcript, before: Checkpoint) -> Checkpoint | None:
-        """The state that a stopped cell leaves: its text, including the running answer so far. None if no
-        model had generated anything."""
+        """The state that a stopped cell leaves; None if no model had generated anything."""
         core, partial = self.standing.core, self.standing.partial()
         transcript = core.so_far()
         variables = {name: one for name, one in core.variables.items() if one.error is None and one.done}
@@ -276,7 +272,8 @@ class Session:
         if not generated(transcript.entries(begin)):
             return None
         if transcript.role is not None and before.role is None:
-            keep_turn = generated(_open_turn(transcript))
+            entries = reversed([*transcript.entries()])
+            keep_turn = generated(takewhile(lambda entry: entry.kind != "open", entries))
             transcript = transcript.close() if keep_turn else without(transcript, begin)
         return moment(transcript, variables)
 
@@ -292,13 +289,12 @@ class Session:
         self.standing.put(undone[0].before)
         at = next(at for at, one in enumerate(self.cells) if one is undone[0])
         # Later cells that only read `s` have read what is gone.
-        since = (one for one in self.cells[at:] if not one.changed and not cells.mentions(one.code, STATE))
+        since = (one for one in self.cells[at:] if not one.changed and STATE not in cells.names_in(one.code))
         self.cells = [*self.cells[:at], *since]
         return undone
 
     def retry(self, view: View | None = None) -> Outcome:
-        """Take back the last cell that changed the state and run it again; if that fails, the earlier result
-        stays. Raises BadProgram."""
+        """Run the last cell that changed the state again; if it fails, the earlier result stays."""
         after, before = self.standing.now(), list(self.cells)
         [last] = self.undo()
         outcome = self.run(last.code, view, fresh=last.fresh)
@@ -317,7 +313,6 @@ class Session:
 
     @property
     def _begin(self) -> int:
-        """The index of the cell that began the conversation."""
         return max((at for at, one in enumerate(self.cells) if one.fresh), default=0)
 
     def whole(self) -> Snapshot:
@@ -346,12 +341,3 @@ def _wait_for(opening: Opening, view: View | None) -> Backend:
 
 def _close(backend: Backend) -> None:
     background().run(backend.aclose())
-
-
-def _open_turn(transcript: Transcript) -> list[Transcript]:
-    entries: list[Transcript] = []
-    at: Transcript | None = transcript
-    while at is not None and at.kind not in ("open", "root"):
-        entries.append(at)
-        at = at.prev
-    return entries

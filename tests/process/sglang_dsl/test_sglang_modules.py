@@ -30,7 +30,7 @@ from sglang_dsl.console.server_options import runtime_options
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object, regex_of_schema
 from sglang_dsl.launch_server import flags_of, runtime_flags
-from sglang_dsl.sglang_modules import MODULES
+from sglang_dsl.sglang_modules import names_in, stub_of
 from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
 from tests.exploring import tries
 
@@ -77,35 +77,28 @@ def test_programs_find_what_they_import(line: str) -> None:
         assert getattr(found, name) is not None
 
 
-def stub_names(file: Path) -> dict[str, str]:
-    """Each name of a stub, with where it comes from; modules of a package aside."""
-    found = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module != "typing":
-            source = str(node.module)
-            names = {one.asname or one.name: f"{source}:{one.name}" for one in node.names}
-            found |= {name: target for name, target in names.items() if f"{source}.{name}" not in MODULES}
-    return found
+STUBS = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in (ROOT / "sglang_dsl").rglob("*.pyi")
+    if file.stem != "static_types"
+}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_stub_says_what_the_table_says(module: str) -> None:
-    folder = ROOT.joinpath(*module.split("."))
-    file = folder / "__init__.pyi" if folder.is_dir() else folder.with_suffix(".pyi")
-    assert stub_names(file) == MODULES[module]
-    imported = importlib.import_module(module)
-    assert sorted(imported.__all__) == sorted(MODULES[module])
-    for name, target in MODULES[module].items():
-        source, _, attribute = target.partition(":")
+def declared(stub: Path) -> list[str]:
+    """The names in a stub's __all__."""
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+@pytest.mark.parametrize("module", STUBS)
+def test_a_module_has_the_names_of_its_stub(module: str) -> None:
+    assert stub_of(module) == str(STUBS[module])
+    imported, names = importlib.import_module(module), names_in(stub_of(module))
+    assert sorted(names) == sorted(imported.__all__) == sorted(declared(STUBS[module]))
+    for name, (source, attribute) in names.items():
         assert getattr(imported, name) is getattr(importlib.import_module(source), attribute)
-
-
-def test_every_stub_is_in_the_table() -> None:
-    stubs = {
-        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for file in (ROOT / "sglang_dsl").rglob("*.pyi")
-    }
-    assert stubs == {*MODULES, "sglang_dsl.frontend.static_types"}
 
 
 def test_a_module_of_names_runs_and_does_nothing() -> None:

@@ -58,6 +58,10 @@ class ScriptedEngine:
             raise self.fault
         return self.output(request, self.text, {"type": "stop"})
 
+    async def submit_batch(self, request: GenerateReqInput) -> list[GenerateOutput | RuntimeFault]:
+        request.normalize_batch_and_arguments()
+        return [await self.submit(one) for one in request]
+
     async def stream_deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
         self.requests.append(request)
         for begin, end in pairwise((0, 1, 1, 4, len(self.text))):
@@ -130,14 +134,12 @@ def test_a_stream_comes_in_pieces() -> None:
     assert state.get_meta_info("a")["completion_tokens"] == 2
 
 
-def test_samples_share_the_prompt_and_differ_in_seed() -> None:
+def test_samples_are_one_request() -> None:
     engine = ScriptedEngine()
     state = program.run(n=3, seed=5, backend=engine)
     assert state["a"] == ["héllo wörld"] * 3
-    assert engine.requests[0].sampling_params.max_new_tokens == 0
-    # One seed derived from the run's for this call, and one after the other for its samples.
-    first, *others = sorted(r.sampling_params.seed or 0 for r in engine.requests[1:])
-    assert others == [first + 1, first + 2]
+    assert len(engine.requests) == 3
+    assert len({str(one.rid).rpartition("_")[0] for one in engine.requests}) == 1
     assert state.get_meta_info("a")["completion_tokens"] == 6
     assert len(state.get_meta_info("a")["samples"]) == 3
 
@@ -197,10 +199,9 @@ def test_faults_keep_status_request_and_hint(fault: RuntimeFault, kind: type, st
 
 def test_one_failing_sample_fails_the_call() -> None:
     class Third(ScriptedEngine):
-        async def submit(self, request: GenerateReqInput) -> GenerateOutput:
-            if len(self.requests) == 3:
-                raise QueueFull("full")
-            return await super().submit(request)
+        async def submit_batch(self, request: GenerateReqInput) -> list[GenerateOutput | RuntimeFault]:
+            first, second, _ = await super().submit_batch(request)
+            return [first, second, QueueFull("full")]
 
     with pytest.raises(BackendError, match="full"):
         program.run(n=3, backend=Third())["a"]
