@@ -11,45 +11,35 @@ _HELPFUL = "You are a helpful assistant."
 
 # Plain ChatML, as used by Hermes 2 and 3 and many others.
 CHATML = Family(
-    templates=(
-        ChatTemplate("chatml", None, CHATML_TURNS, _IM_END),
-        ChatTemplate("hermes-3", _HELPFUL, CHATML_TURNS, _IM_END),
+    ChatTemplate("chatml", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("hermes-3", _HELPFUL, CHATML_TURNS, _IM_END),
+    Marks("chatml", _CHATML, without=("<|im_sep|>",), tokens=_CHATML, ends=_IM_END),
+    # Qwen's text has the same default system prompt and no begin-of-text token.
+    Marks(
+        "hermes-3",
+        (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant.<|im_end|>", "bos_token"),
+        without=("<|vision_start|>",),
     ),
-    marks=(
-        Marks("chatml", _CHATML, without=("<|im_sep|>",), tokens=_CHATML, ends=_IM_END),
-        # Qwen's text has the same default system prompt and no begin-of-text token.
-        Marks(
-            "hermes-3",
-            (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant.<|im_end|>", "bos_token"),
-            without=("<|vision_start|>",),
-        ),
-    ),
-    names=(
-        Named("chatml", r"tinyllama(?!.*intermediate-step)(?!-v1\.1(?!.*chat))"),
-        Named("chatml", r"chatml"),
-        Named("chatml", r"(?:open)?hermes-?2(?!\d)"),
-        Named("hermes-3", r"hermes-?3(?!\d)"),
-    ),
+    Named("chatml", r"tinyllama(?!.*intermediate-step)(?!-v1\.1(?!.*chat))"),
+    Named("chatml", r"chatml"),
+    Named("chatml", r"(?:open)?hermes-?2(?!\d)"),
+    Named("hermes-3", r"hermes-?3(?!\d)"),
 )
 
 # LLaVA over ChatML and Llama 3 language models: the image on a line of its own.
 LLAVA = Family(
-    templates=(
-        ChatTemplate("chatml-llava", _HELPFUL, CHATML_TURNS, _IM_END, image_token="<image>\n"),
-        ChatTemplate(
-            "llama-3-instruct-llava",
-            None,
-            headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
-            ("<|eot_id|>",),
-            image_token="<image>\n",
-        ),
+    ChatTemplate("chatml-llava", _HELPFUL, CHATML_TURNS, _IM_END, image_token="<image>\n"),
+    ChatTemplate(
+        "llama-3-instruct-llava",
+        None,
+        headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
+        ("<|eot_id|>",),
+        image_token="<image>\n",
     ),
-    names=(
-        Named("chatml-llava", r"llava-v1\.6-(?:yi-)?34b"),
-        Named("chatml-llava", r"llava-next-video-34b"),
-        Named("chatml-llava", r"llava-onevision-qwen2"),
-        Named("llama-3-instruct-llava", r"llama-?3-llava-next|llava-(?:next-)?llama-?3|llava-v1\.6-llama-?3"),
-    ),
+    Named("chatml-llava", r"llava-v1\.6-(?:yi-)?34b"),
+    Named("chatml-llava", r"llava-next-video-34b"),
+    Named("chatml-llava", r"llava-onevision-qwen2"),
+    Named("llama-3-instruct-llava", r"llama-?3-llava-next|llava-(?:next-)?llama-?3|llava-v1\.6-llama-?3"),
 )
 
 # Qwen, 1 to 3, with QwQ. They differ in the default system prompt. Qwen3 and QwQ think first; the templates
@@ -57,40 +47,32 @@ LLAVA = Family(
 _QWEN_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 _VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 QWEN = Family(
-    templates=(
-        ChatTemplate("qwen", _HELPFUL, CHATML_TURNS, _IM_END),
-        ChatTemplate("qwen2.5", _QWEN_PROMPT, CHATML_TURNS, _IM_END),
-        ChatTemplate("qwen2-vl", _HELPFUL, CHATML_TURNS, _IM_END, image_token="".join(_VISION)),
-        ChatTemplate("qwen3", None, CHATML_TURNS, _IM_END),
-        ChatTemplate("qwq", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwen", _HELPFUL, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwen2.5", _QWEN_PROMPT, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwen2-vl", _HELPFUL, CHATML_TURNS, _IM_END, image_token="".join(_VISION)),
+    ChatTemplate("qwen3", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwq", None, CHATML_TURNS, _IM_END),
+    Marks(
+        "qwen",
+        (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant"),
+        without=("<|vision_start|>", "bos_token"),
     ),
-    marks=(
-        Marks(
-            "qwen",
-            (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant"),
-            without=("<|vision_start|>", "bos_token"),
-        ),
-        Marks("qwen2.5", (*_CHATML, _QWEN_PROMPT), without=("<|vision_start|>",)),
-        Marks(
-            "qwen2-vl",
-            (*_CHATML, *_VISION),
-            tokens=(*_CHATML, "<|vision_start|>", "<|image_pad|>"),
-            types=("qwen2vl", "qwen25vl", "qwen3vl", "qwen3vlmoe"),
-            ends=_IM_END,
-        ),
-        Marks("qwen2-vl", (*_CHATML, *_VISION)),
-        Marks("qwen3", (*_CHATML, "<think>", "</think>", "enable_thinking"), without=("<|vision_start|>",)),
-        Marks("qwen3", _CHATML, tokens=_CHATML, types=("qwen3", "qwen3moe", "qwen3next"), ends=_IM_END),
-        Marks(
-            "qwq", (*_CHATML, r"<|im_start|>assistant\n<think>\n", "</think>"), without=("enable_thinking",)
-        ),
+    Marks("qwen2.5", (*_CHATML, _QWEN_PROMPT), without=("<|vision_start|>",)),
+    Marks(
+        "qwen2-vl",
+        (*_CHATML, *_VISION),
+        tokens=(*_CHATML, "<|vision_start|>", "<|image_pad|>"),
+        types=("qwen2vl", "qwen25vl", "qwen3vl", "qwen3vlmoe"),
+        ends=_IM_END,
     ),
-    names=(
-        Named("qwen2-vl", r"qwen.*vl(?![a-z])"),
-        Named("qwen", r"(?:code)?qwen(?![-_]?3)(?!.*vl(?![a-z])).*(?:chat|instruct)(?![a-z])"),
-        Named("qwen3", r"qwen[-_]?3(?!.*vl(?![a-z]))"),
-        Named("qwq", r"qwq(?![a-z])"),
-    ),
+    Marks("qwen2-vl", (*_CHATML, *_VISION)),
+    Marks("qwen3", (*_CHATML, "<think>", "</think>", "enable_thinking"), without=("<|vision_start|>",)),
+    Marks("qwen3", _CHATML, tokens=_CHATML, types=("qwen3", "qwen3moe", "qwen3next"), ends=_IM_END),
+    Marks("qwq", (*_CHATML, r"<|im_start|>assistant\n<think>\n", "</think>"), without=("enable_thinking",)),
+    Named("qwen2-vl", r"qwen.*vl(?![a-z])"),
+    Named("qwen", r"(?:code)?qwen(?![-_]?3)(?!.*vl(?![a-z])).*(?:chat|instruct)(?![a-z])"),
+    Named("qwen3", r"qwen[-_]?3(?!.*vl(?![a-z]))"),
+    Named("qwq", r"qwq(?![a-z])"),
 )
 
 # Yi: 1.5 writes the system prompt bare, before the first turn; VL writes `### Human:`.
@@ -101,28 +83,22 @@ _YI_VL_PROMPT = (
     "角色。仔细阅读所有的图像，并对人类的问题做出信息丰富、有帮助、详细的和礼貌的回答。"
 )
 YI = Family(
-    templates=(
-        ChatTemplate("yi", None, CHATML_TURNS, _IM_END),
-        ChatTemplate("yi-1.5", None, {**CHATML_TURNS, "system": ("", "")}, _IM_END),
-        ChatTemplate(
-            "yi-vl",
-            _YI_VL_PROMPT,
-            turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
-            image_token=" <image_placeholder>\n",
-        ),
+    ChatTemplate("yi", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("yi-1.5", None, {**CHATML_TURNS, "system": ("", "")}, _IM_END),
+    ChatTemplate(
+        "yi-vl",
+        _YI_VL_PROMPT,
+        turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
+        image_token=" <image_placeholder>\n",
     ),
-    marks=(
-        Marks(
-            "yi-1.5",
-            ("<|im_start|>user", "<|im_end|>", r"<|im_end|>\n<|im_start|>assistant\n"),
-            without=("<|im_start|>system", "<|im_start|>'"),
-        ),
+    Marks(
+        "yi-1.5",
+        ("<|im_start|>user", "<|im_end|>", r"<|im_end|>\n<|im_start|>assistant\n"),
+        without=("<|im_start|>system", "<|im_start|>'"),
     ),
-    names=(
-        Named("yi-vl", r"yi-vl(?![a-z])"),
-        Named("yi-1.5", r"yi-1\.5.*chat(?![a-z])"),
-        Named("yi", r"yi-(?:coder|(?!1\.5)\d+b).*chat(?![a-z])"),
-    ),
+    Named("yi-vl", r"yi-vl(?![a-z])"),
+    Named("yi-1.5", r"yi-1\.5.*chat(?![a-z])"),
+    Named("yi", r"yi-(?:coder|(?!1\.5)\d+b).*chat(?![a-z])"),
 )
 
 # InternVL 2.5 and 3, Intern-S1: each has its own system prompt.
@@ -143,37 +119,25 @@ _INTERN_S1 = (
 )
 _ACTION_END = ("<|im_end|>", "<|action_end|>")
 INTERN = Family(
-    templates=(
-        ChatTemplate("internvl-2-5", _INTERNVL, CHATML_TURNS, _ACTION_END),
-        ChatTemplate("internvl3", _INTERNVL, CHATML_TURNS, _IM_END),
-        ChatTemplate("interns1", _INTERN_S1, CHATML_TURNS, _ACTION_END),
-    ),
-    marks=(
-        Marks("internvl3", (*_CHATML, "<IMG_CONTEXT>")),
-        Marks("interns1", (*_CHATML, "Intern-S1")),
-    ),
-    names=(
-        Named("internvl-2-5", r"internvl2[_.-]5"),
-        Named("internvl3", r"internvl-?3"),
-        Named("interns1", r"intern-?s1"),
-    ),
+    ChatTemplate("internvl-2-5", _INTERNVL, CHATML_TURNS, _ACTION_END),
+    ChatTemplate("internvl3", _INTERNVL, CHATML_TURNS, _IM_END),
+    ChatTemplate("interns1", _INTERN_S1, CHATML_TURNS, _ACTION_END),
+    Marks("internvl3", (*_CHATML, "<IMG_CONTEXT>")),
+    Marks("interns1", (*_CHATML, "Intern-S1")),
+    Named("internvl-2-5", r"internvl2[_.-]5"),
+    Named("internvl3", r"internvl-?3"),
+    Named("interns1", r"intern-?s1"),
 )
 
 # SmolLM 2 and 3. SmolLM3's own template puts a date and its modes before the system prompt; this does not.
 _SMOLLM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SMOLLM = Family(
-    templates=(
-        ChatTemplate("smollm2", _SMOLLM_PROMPT, CHATML_TURNS, _IM_END),
-        ChatTemplate("smollm3", None, CHATML_TURNS, _IM_END),
-    ),
-    marks=(
-        Marks("smollm2", (*_CHATML, _SMOLLM_PROMPT)),
-        Marks(
-            "smollm3",
-            (*_CHATML, "## Metadata", "Reasoning Mode", "/no_think", "<think>", "</think>"),
-        ),
-    ),
-    names=(Named("smollm2", r"smollm2.*instruct(?![a-z])"), Named("smollm3", r"smollm3")),
+    ChatTemplate("smollm2", _SMOLLM_PROMPT, CHATML_TURNS, _IM_END),
+    ChatTemplate("smollm3", None, CHATML_TURNS, _IM_END),
+    Marks("smollm2", (*_CHATML, _SMOLLM_PROMPT)),
+    Marks("smollm3", (*_CHATML, "## Metadata", "Reasoning Mode", "/no_think", "<think>", "</think>")),
+    Named("smollm2", r"smollm2.*instruct(?![a-z])"),
+    Named("smollm3", r"smollm3"),
 )
 
 # DBRX Instruct: the line break is before a turn instead of after it.
@@ -194,18 +158,16 @@ _DBRX_PROMPT = (
     "NENT TO THE USER'S QUERY."
 )
 DBRX = Family(
-    templates=(
-        ChatTemplate(
-            "dbrx-instruct",
-            _DBRX_PROMPT,
-            turns(
-                ("<|im_start|>system\n", "<|im_end|>"),
-                ("\n<|im_start|>user\n", "<|im_end|>"),
-                ("\n<|im_start|>assistant\n", "<|im_end|>"),
-            ),
-            _IM_END,
+    ChatTemplate(
+        "dbrx-instruct",
+        _DBRX_PROMPT,
+        turns(
+            ("<|im_start|>system\n", "<|im_end|>"),
+            ("\n<|im_start|>user\n", "<|im_end|>"),
+            ("\n<|im_start|>assistant\n", "<|im_end|>"),
         ),
+        _IM_END,
     ),
-    marks=(Marks("dbrx-instruct", (*_CHATML, "You are DBRX")),),
-    names=(Named("dbrx-instruct", r"dbrx.*instruct(?![a-z])"),),
+    Marks("dbrx-instruct", (*_CHATML, "You are DBRX")),
+    Named("dbrx-instruct", r"dbrx.*instruct(?![a-z])"),
 )

@@ -124,10 +124,10 @@ class Named:
         return re.search(rf"(?<![a-z0-9])(?:{self.pattern})", name)
 
 
-@dataclass(frozen=True)
 class Family:
     """Similar templates, and how to recognise a checkpoint that uses one of them."""
 
-    templates: tuple[ChatTemplate, ...]
-    marks: tuple[Marks, ...] = ()
-    names: tuple[Named, ...] = ()
+    def __init__(self, *entries: ChatTemplate | Marks | Named) -> None:
+        self.templates = [one for one in entries if isinstance(one, ChatTemplate)]
+        self.marks = [one for one in entries if isinstance(one, Marks)]
+        self.names = [one for one in entries if isinstance(one, Named)]
