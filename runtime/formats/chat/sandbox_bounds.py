@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import jinja2
@@ -25,9 +26,7 @@ OBJECT = 32
 ITEM = 8
 ESCAPED = 6
 """The most characters that escaping makes of one."""
-_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _NESTING = ("for", "if", "macro", "call", "filter", "with", "block", "autoescape", "generation")
-_BLOCKS = dict.fromkeys(_NESTING, 1) | dict.fromkeys((f"end{name}" for name in _NESTING), -1)
 
 
 class Limit(jinja2.TemplateError):
@@ -49,9 +48,9 @@ def check_source(environment: jinja2.Environment, source: str) -> None:
         if tokens > MAX_TOKENS:
             raise Limit(f"the template has more than {MAX_TOKENS} words and signs of syntax")
         if kind == "operator":
-            depth += _BRACKETS.get(value, 0)
+            depth += (value in "([{") - (value in ")]}")
         elif kind == "name" and before == "block_begin":
-            depth += _BLOCKS.get(value, 0)
+            depth += (value in _NESTING) - (value[:3] == "end" and value[3:] in _NESTING)
         if depth > MAX_NESTING:
             raise Limit(f"line {line}: the template is nested more than {MAX_NESTING} deep")
         before = kind
@@ -129,28 +128,24 @@ Size = Callable[[Any], int]
 
 _WIDTH = re.compile(r"\d{5}")  # digits of any script: str.format reads them all
 _NUMBER = re.compile(r"\d+")
-_PERCENT_STAR = re.compile(r"%[-#0 +]*(?:\*|\d*\.\*)")
-_NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
-def percents(size: Size, form: Any, /, *args: Any, **kwargs: Any) -> int:
-    """Units of `form % args` or `form % kwargs`: each placeholder may print all values."""
+def _formatted(
+    mark: str, variable: re.Pattern[str], size: Size, form: Any, /, *args: Any, **kwargs: Any
+) -> int:
+    """Units of a format whose placeholders begin with `mark`: each may print all values. `variable` matches
+    a width that is a value. Nothing else is padded to more than the largest number in the format."""
     text = str(form)
-    if _WIDTH.search(text) or _PERCENT_STAR.search(text):
+    if _WIDTH.search(text) or variable.search(text):
         raise Limit("the template formats to a width that is too big")
-    return text.count("%") * (size(kwargs or args) + _widest(text)) * _escaped(form)
+    widest = max(map(int, _NUMBER.findall(text)), default=0)
+    return text.count(mark) * (size(args) + size(kwargs) + widest) * _escaped(form)
 
 
-def braces(size: Size, form: str, /, *args: Any, **kwargs: Any) -> int:
-    """Units of `form.format(*args, **kwargs)`."""
-    if _WIDTH.search(form) or _NESTED_FIELD.search(form):
-        raise Limit("the template formats to a width that is too big")
-    return form.count("{") * (size(args) + size(kwargs) + _widest(form)) * _escaped(form)
-
-
-def _widest(form: str) -> int:
-    """The largest number in a format; nothing is padded to more."""
-    return max((int(digits) for digits in _NUMBER.findall(form)), default=0)
+percents = partial(_formatted, "%", re.compile(r"%[-#0 +]*(?:\*|\d*\.\*)"))
+"""Units of `form % args` or `form % kwargs`."""
+braces = partial(_formatted, "{", re.compile(r"\{[^{}]*:[^{}]*\{"))
+"""Units of `form.format(*args, **kwargs)`."""
 
 
 def _escaped(text: Any) -> int:
