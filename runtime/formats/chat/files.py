@@ -134,28 +134,28 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> dic
     return _sources(tokenizer_config, folder / "tokenizer_config.json")
 
 
+class _Named(msgspec.Struct):
+    name: str
+    template: str
+
+
 def _sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
-    entries: list[Any] = []
-    match data.get("chat_template"):
+    try:
+        read = msgspec.convert(data.get("chat_template"), str | dict[str, str] | list[_Named] | None)
+    except msgspec.ValidationError:
+        read = []
+    match read:
         case None | "":
             return {}
-        case str(text):
-            return {"default": text}
-        case {**named}:
-            entries = [{"name": name, "template": text} for name, text in named.items()]
-        case [*listed]:
-            entries = listed
-    sources: dict[str, str] = {}
-    for entry in entries or [None]:
-        match entry:
-            case {"name": str(name), "template": str(text)}:
-                sources[name] = text
-            case _:
-                raise ModelLoadError(
-                    '"chat_template" is neither a text nor texts by name, nor a list of named texts',
-                    where=str(path),
-                )
-    return sources
+        case str():
+            return {"default": read}
+        case {**named} if named:
+            return named
+        case [_, *_]:
+            return {one.name: one.template for one in read if isinstance(one, _Named)}
+    raise ModelLoadError(
+        '"chat_template" is neither a text nor texts by name, nor a list of named texts', where=str(path)
+    )
 
 
 def _exists(text: str) -> bool:

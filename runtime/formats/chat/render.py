@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -96,9 +96,17 @@ def render(
     for index, message in enumerate(messages[:-1]):
         if message.open and message.role != RAW_ROLE:
             raise TemplateError("only the last message can be open", where=f"messages[{index}]")
-    media = _media(messages)
+    media: list[list[Any]] = [[], [], [], []]  # images, videos, audios, modalities
+    for index, message in enumerate(messages):
+        if isinstance(message.content, str):
+            continue
+        check_parts(message.content, index)
+        # The encoding that collects media in any text format.
+        process_content_for_template_format(
+            {"content": message.content}, "string", *media, True, index=index
+        )  # fmt: skip
     text = _prompt(messages, template, tools, template_kwargs, image_token)
-    return replace(media, text=text)
+    return Rendered(text, *map(tuple, media))
 
 
 def render_prompt(
@@ -116,23 +124,6 @@ def render_prompt(
         except BadRequest as error:
             raise TemplateError(error.message, where=error.where, hint=error.hint) from None
     return render(messages, template, tools=tools, template_kwargs=template_kwargs).text
-
-
-def _media(messages: Sequence[Message]) -> Rendered:
-    """The sources of the media parts, all of them checked; without the text."""
-    images: list[ImageData] = []
-    videos: list[str] = []
-    audios: list[str] = []
-    modalities: list[str | list[str]] = []
-    for index, message in enumerate(messages):
-        if isinstance(message.content, str):
-            continue
-        check_parts(message.content, index)
-        # The encoding that collects media in any text format.
-        process_content_for_template_format(
-            {"content": message.content}, "string", images, videos, audios, modalities, True, index=index
-        )
-    return Rendered("", tuple(images), tuple(videos), tuple(audios), tuple(modalities))
 
 
 def _prompt(
@@ -194,12 +185,9 @@ def _as_dict(message: Message, index: int) -> dict[str, Any]:
     converted: dict[str, Any] = {"role": message.role, "content": message.content}
     if not isinstance(message.content, str):
         converted = process_content_for_template_format(converted, "openai", [], [], [], [], index=index)
-    if message.name is not None:
-        converted["name"] = message.name
-    if message.tool_call_id is not None:
-        converted["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        converted["reasoning_content"] = message.reasoning_content
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, field)) is not None:
+            converted[field] = value
     if message.tool_calls:
         converted["tool_calls"] = [
             {
@@ -267,11 +255,10 @@ class _Turns:
     def _bos_first(self, pieces: list[str]) -> str:
         """The template's begin-of-text token belongs before raw text that precedes the first turn."""
         bos = self._template.bos_token
-        whole = "".join(pieces)
-        if not bos or not any(piece.startswith(bos) for piece in pieces[1:]):
-            return whole
-        first = next(index for index, piece in enumerate(pieces) if index and piece.startswith(bos))
-        return bos + "".join([*pieces[:first], pieces[first].removeprefix(bos), *pieces[first + 1 :]])
+        for index, piece in enumerate(pieces):
+            if bos and index and piece.startswith(bos):
+                return "".join([bos, *pieces[:index], piece.removeprefix(bos), *pieces[index + 1 :]])
+        return "".join(pieces)
 
     def _open(self, before: list[dict[str, Any]], last: dict[str, Any], index: int) -> str:
         if "tool_calls" in last:
@@ -360,34 +347,29 @@ def _refuse_extras(
     template_kwargs: Mapping[str, Any] | None,
 ) -> None:
     """Prefixes and suffixes per role can only express text; anything else is refused, not dropped."""
-    hint = "use the checkpoint's own template"
-    if tools:
-        raise TemplateError(
-            f"the chat template {template.name!r} has no place for tools", where="tools", hint=hint
-        )
+    refused = [("tools", "has no place for tools")] if tools else []
     if template_kwargs:
+        refused.append(("template_kwargs", "takes no variables"))
+    with_calls = (index for index, message in enumerate(messages) if message.tool_calls)
+    refused += [(f"messages[{index}]", "has no place for tool calls") for index in with_calls]
+    for where, what in refused:
         raise TemplateError(
-            f"the chat template {template.name!r} takes no variables", where="template_kwargs", hint=hint
+            f"the chat template {template.name!r} {what}",
+            where=where,
+            hint="use the checkpoint's own template",
         )
-    for index, message in enumerate(messages):
-        if message.tool_calls:
-            raise TemplateError(
-                f"the chat template {template.name!r} has no place for tool calls",
-                where=f"messages[{index}]",
-                hint=hint,
-            )
 
 
 def _tool_shapes(
     tools: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """The tools as {"type": "function", "function": ...}, and as the functions only."""
-    wrapped = [tool if "function" in tool else _wrapped(tool) for tool in tools]
-    return wrapped, [tool.get("function") or tool for tool in tools]
-
-
-def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "function", "function": tool} if "name" in tool else tool
+    functions = [tool.get("function") or tool for tool in tools]
+    wrapped = [
+        {"type": "function", "function": tool} if "name" in tool and "function" not in tool else tool
+        for tool in tools
+    ]
+    return wrapped, functions
 
 
 def _raw(message: Message, index: int, image_token: str | None) -> str:
