@@ -9,17 +9,15 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 _IM_END = ("<|im_end|>",)
 _HELPFUL = "You are a helpful assistant."
 
+_HERMES_3 = r"<|im_start|>system\nYou are a helpful assistant.<|im_end|>"
+
 # Plain ChatML, as used by Hermes 2 and 3 and many others.
 CHATML = Family(
     ChatTemplate("chatml", None, CHATML_TURNS, _IM_END),
     ChatTemplate("hermes-3", _HELPFUL, CHATML_TURNS, _IM_END),
     Marks("chatml", _CHATML, without=("<|im_sep|>",), tokens=_CHATML, ends=_IM_END),
     # Qwen's text has the same default system prompt and no begin-of-text token.
-    Marks(
-        "hermes-3",
-        (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant.<|im_end|>", "bos_token"),
-        without=("<|vision_start|>",),
-    ),
+    Marks("hermes-3", (*_CHATML, _HERMES_3, "bos_token"), without=("<|vision_start|>",)),
     Named("chatml", r"tinyllama(?!.*intermediate-step)(?!-v1\.1(?!.*chat))"),
     Named("chatml", r"chatml"),
     Named("chatml", r"(?:open)?hermes-?2(?!\d)"),
@@ -27,15 +25,10 @@ CHATML = Family(
 )
 
 # LLaVA over ChatML and Llama 3 language models: the image on a line of its own.
+_LLAMA_3 = headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>")
 LLAVA = Family(
     ChatTemplate("chatml-llava", _HELPFUL, CHATML_TURNS, _IM_END, image_token="<image>\n"),
-    ChatTemplate(
-        "llama-3-instruct-llava",
-        None,
-        headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
-        ("<|eot_id|>",),
-        image_token="<image>\n",
-    ),
+    ChatTemplate("llama-3-instruct-llava", None, _LLAMA_3, ("<|eot_id|>",), image_token="<image>\n"),
     Named("chatml-llava", r"llava-v1\.6-(?:yi-)?34b"),
     Named("chatml-llava", r"llava-next-video-34b"),
     Named("chatml-llava", r"llava-onevision-qwen2"),
@@ -46,25 +39,17 @@ LLAVA = Family(
 # here neither force nor forbid it.
 _QWEN_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 _VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+_QWEN_SYSTEM = r"<|im_start|>system\nYou are a helpful assistant"
+_QWEN_VL_TYPES = ("qwen2vl", "qwen25vl", "qwen3vl", "qwen3vlmoe")
 QWEN = Family(
     ChatTemplate("qwen", _HELPFUL, CHATML_TURNS, _IM_END),
     ChatTemplate("qwen2.5", _QWEN_PROMPT, CHATML_TURNS, _IM_END),
     ChatTemplate("qwen2-vl", _HELPFUL, CHATML_TURNS, _IM_END, image_token="".join(_VISION)),
     ChatTemplate("qwen3", None, CHATML_TURNS, _IM_END),
     ChatTemplate("qwq", None, CHATML_TURNS, _IM_END),
-    Marks(
-        "qwen",
-        (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant"),
-        without=("<|vision_start|>", "bos_token"),
-    ),
+    Marks("qwen", (*_CHATML, _QWEN_SYSTEM), without=("<|vision_start|>", "bos_token")),
     Marks("qwen2.5", (*_CHATML, _QWEN_PROMPT), without=("<|vision_start|>",)),
-    Marks(
-        "qwen2-vl",
-        (*_CHATML, *_VISION),
-        tokens=(*_CHATML, "<|vision_start|>", "<|image_pad|>"),
-        types=("qwen2vl", "qwen25vl", "qwen3vl", "qwen3vlmoe"),
-        ends=_IM_END,
-    ),
+    Marks("qwen2-vl", (*_CHATML, *_VISION), (), (*_CHATML, *_VISION[:2]), _QWEN_VL_TYPES, _IM_END),
     Marks("qwen2-vl", (*_CHATML, *_VISION)),
     Marks("qwen3", (*_CHATML, "<think>", "</think>", "enable_thinking"), without=("<|vision_start|>",)),
     Marks("qwen3", _CHATML, tokens=_CHATML, types=("qwen3", "qwen3moe", "qwen3next"), ends=_IM_END),
@@ -82,20 +67,13 @@ _YI_VL_PROMPT = (
     " detailed and polite answers.这是一个好奇的人类和一个人工智能助手之间的对话。假设你扮演这个AI助手的"
     "角色。仔细阅读所有的图像，并对人类的问题做出信息丰富、有帮助、详细的和礼貌的回答。"
 )
+_YI_VL_TURNS = turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n"))
+_YI_MARKS = ("<|im_start|>user", "<|im_end|>", r"<|im_end|>\n<|im_start|>assistant\n")
 YI = Family(
     ChatTemplate("yi", None, CHATML_TURNS, _IM_END),
     ChatTemplate("yi-1.5", None, {**CHATML_TURNS, "system": ("", "")}, _IM_END),
-    ChatTemplate(
-        "yi-vl",
-        _YI_VL_PROMPT,
-        turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
-        image_token=" <image_placeholder>\n",
-    ),
-    Marks(
-        "yi-1.5",
-        ("<|im_start|>user", "<|im_end|>", r"<|im_end|>\n<|im_start|>assistant\n"),
-        without=("<|im_start|>system", "<|im_start|>'"),
-    ),
+    ChatTemplate("yi-vl", _YI_VL_PROMPT, _YI_VL_TURNS, image_token=" <image_placeholder>\n"),
+    Marks("yi-1.5", _YI_MARKS, without=("<|im_start|>system", "<|im_start|>'")),
     Named("yi-vl", r"yi-vl(?![a-z])"),
     Named("yi-1.5", r"yi-1\.5.*chat(?![a-z])"),
     Named("yi", r"yi-(?:coder|(?!1\.5)\d+b).*chat(?![a-z])"),
@@ -157,17 +135,13 @@ _DBRX_PROMPT = (
     "YOU DO NOT MENTION ANY OF THIS INFORMATION ABOUT YOURSELF UNLESS THE INFORMATION IS DIRECTLY PERTI"
     "NENT TO THE USER'S QUERY."
 )
+_DBRX_TURNS = turns(
+    ("<|im_start|>system\n", "<|im_end|>"),
+    ("\n<|im_start|>user\n", "<|im_end|>"),
+    ("\n<|im_start|>assistant\n", "<|im_end|>"),
+)
 DBRX = Family(
-    ChatTemplate(
-        "dbrx-instruct",
-        _DBRX_PROMPT,
-        turns(
-            ("<|im_start|>system\n", "<|im_end|>"),
-            ("\n<|im_start|>user\n", "<|im_end|>"),
-            ("\n<|im_start|>assistant\n", "<|im_end|>"),
-        ),
-        _IM_END,
-    ),
+    ChatTemplate("dbrx-instruct", _DBRX_PROMPT, _DBRX_TURNS, _IM_END),
     Marks("dbrx-instruct", (*_CHATML, "You are DBRX")),
     Named("dbrx-instruct", r"dbrx.*instruct(?![a-z])"),
 )

@@ -17,14 +17,13 @@ _PLAIN = Family(
 )
 
 # Vicuna 1.1 and the first LLaVA models: user and assistant on one line.
+_VICUNA_PROMPT = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_VICUNA_TURNS = turns(("", " "), ("USER:", " "), ("ASSISTANT:", "</s>"))
 _VICUNA = Family(
-    ChatTemplate(
-        "vicuna_v1.1",
-        "A chat between a curious user and an artificial intelligence assistant. "
-        "The assistant gives helpful, detailed, and polite answers to the user's questions.",
-        turns(("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),
-        image_token=" <image>\n",
-    ),
+    ChatTemplate("vicuna_v1.1", _VICUNA_PROMPT, _VICUNA_TURNS, image_token=" <image>\n"),
     Marks("vicuna_v1.1", ("'USER: ' + message['content']", "'ASSISTANT: ' + message['content']")),
     Named("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b"),
 )
@@ -38,41 +37,27 @@ _ZEPHYR = Family(
 )
 
 # Llama 2 Chat: the system prompt is inside the first user turn.
+_LLAMA_2_TURNS = turns(("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", " </s><s>"))
 _LLAMA_2 = Family(
-    ChatTemplate(
-        "llama-2-chat",
-        None,
-        turns(("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
-        style=ChatTemplateStyle.LLAMA2,
-    ),
+    ChatTemplate("llama-2-chat", None, _LLAMA_2_TURNS, style=ChatTemplateStyle.LLAMA2),
     Marks("llama-2-chat", ("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>")),
     Named("llama-2-chat", r"llama-?2(?![.\d]).*chat(?![a-z])|codellama.*instruct(?![a-z])"),
 )
 
 # Llama 3 Instruct: a header with the role, an empty line, the text, a mark. The tokenizer adds the BOS.
 _LLAMA_3_MARKS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_LLAMA_3_TURNS = headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>")
 _LLAMA_3 = Family(
-    ChatTemplate(
-        "llama-3-instruct",
-        None,
-        headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
-        ("<|eot_id|>",),
-        image_token="<|image|>",
-    ),
+    ChatTemplate("llama-3-instruct", None, _LLAMA_3_TURNS, ("<|eot_id|>",), image_token="<|image|>"),
     Marks("llama-3-instruct", _LLAMA_3_MARKS, tokens=_LLAMA_3_MARKS, ends=("<|eot_id|>",)),
     Named("llama-3-instruct", r"llama-?3(?!\d).*instruct(?![a-z])"),
 )
 
 # Llama 4: as Llama 3, with shorter marks.
 _LLAMA_4_MARKS = ("<|header_start|>", "<|header_end|>", "<|eot|>")
+_LLAMA_4_TURNS = headed("<|header_start|>", "<|header_end|>\n\n", "<|eot|>")
 _LLAMA_4 = Family(
-    ChatTemplate(
-        "llama-4",
-        None,
-        headed("<|header_start|>", "<|header_end|>\n\n", "<|eot|>"),
-        ("<|eot|>",),
-        image_token="<|image|>",
-    ),
+    ChatTemplate("llama-4", None, _LLAMA_4_TURNS, ("<|eot|>",), image_token="<|image|>"),
     Marks("llama-4", _LLAMA_4_MARKS, tokens=_LLAMA_4_MARKS),
     Named("llama-4", r"llama-?4(?!\d).*instruct(?![a-z])"),
 )
@@ -82,59 +67,30 @@ _LLAMA_4 = Family(
 # text; v7 (Large 2411) and its tekken form without spaces (Small 2501 and later, Magistral): in its own
 # brackets. `mistral` is the usual mix.
 _INST = ("[INST]", "[/INST]")
+_INST_SYSTEM = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]")
 _OLD_MISTRAL = ("[SYSTEM_PROMPT]", "<<SYS>>")
 _BEFORE_FIRST = ("", "\n\n")
+_IN_USER = ChatTemplateStyle.LLAMA2
+_USUAL = turns(("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>"))
+_V1 = turns(_BEFORE_FIRST, (" [INST] ", " [/INST]"), ("", "</s>"))
+_V3 = turns(_BEFORE_FIRST, ("[INST] ", "[/INST]"), ("", "</s>"))
+_V3_TEKKEN = turns(_BEFORE_FIRST, ("[INST]", "[/INST]"), ("", "</s>"))
+_V7 = turns(("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"), ("[INST] ", "[/INST]"), ("", "</s>"))
 _V7_TEKKEN = turns(("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), ("[INST]", "[/INST]"), ("", "</s>"))
 _MISTRAL = Family(
-    ChatTemplate(
-        "mistral",
-        None,
-        turns(("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
-        ("</s>",),
-        image_token="[IMG]",
-    ),
-    ChatTemplate(
-        "mistral-v1",
-        None,
-        turns(_BEFORE_FIRST, (" [INST] ", " [/INST]"), ("", "</s>")),
-        ("</s>",),
-        style=ChatTemplateStyle.LLAMA2,
-    ),
-    ChatTemplate(
-        "mistral-v3",
-        None,
-        turns(_BEFORE_FIRST, ("[INST] ", "[/INST]"), ("", "</s>")),
-        ("</s>",),
-        style=ChatTemplateStyle.LLAMA2,
-    ),
-    ChatTemplate(
-        "mistral-v3-tekken",
-        None,
-        turns(_BEFORE_FIRST, ("[INST]", "[/INST]"), ("", "</s>")),
-        ("</s>",),
-        image_token="[IMG]",
-        style=ChatTemplateStyle.LLAMA2,
-    ),
-    ChatTemplate(
-        "mistral-v7",
-        None,
-        turns(("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"), ("[INST] ", "[/INST]"), ("", "</s>")),
-        ("</s>",),
-        image_token="[IMG]",
-    ),
+    ChatTemplate("mistral", None, _USUAL, ("</s>",), image_token="[IMG]"),
+    ChatTemplate("mistral-v1", None, _V1, ("</s>",), style=_IN_USER),
+    ChatTemplate("mistral-v3", None, _V3, ("</s>",), style=_IN_USER),
+    ChatTemplate("mistral-v3-tekken", None, _V3_TEKKEN, ("</s>",), image_token="[IMG]", style=_IN_USER),
+    ChatTemplate("mistral-v7", None, _V7, ("</s>",), image_token="[IMG]"),
     ChatTemplate("mistral-v7-tekken", None, _V7_TEKKEN, ("</s>",), image_token="[IMG]"),
     ChatTemplate("magistral", None, _V7_TEKKEN, ("</s>",), image_token="[IMG]"),
     Marks("mistral-v1", (*_INST, "[INST] ", " [/INST]"), without=_OLD_MISTRAL),
     Marks("mistral-v3", (*_INST, "[INST] "), without=(*_OLD_MISTRAL, " [/INST]")),
     Marks("mistral-v3-tekken", _INST, without=(*_OLD_MISTRAL, "[INST] ", " [/INST]")),
     Marks("mistral-v7", (*_INST, "[SYSTEM_PROMPT] ")),
-    Marks(
-        "mistral-v7-tekken",
-        (*_INST, "[SYSTEM_PROMPT]"),
-        without=("[SYSTEM_PROMPT] ", "[THINK]"),
-        tokens=(*_INST, "[SYSTEM_PROMPT]"),
-    ),
-    Marks("magistral", (*_INST, "[SYSTEM_PROMPT]", "[THINK]"), without=("[SYSTEM_PROMPT] ",)),
+    Marks("mistral-v7-tekken", _INST_SYSTEM, without=("[SYSTEM_PROMPT] ", "[THINK]"), tokens=_INST_SYSTEM),
+    Marks("magistral", (*_INST_SYSTEM, "[THINK]"), without=("[SYSTEM_PROMPT] ",)),
     Named(
         "mistral",
         r"(?:mistral(?!-nemo|-small-(?:3|2501|2503|2506)|-small-.*(?:2501|2503|2506)|-large-.*2411)"
@@ -153,13 +109,12 @@ _MISTRAL = Family(
 _EOS = "<｜end▁of▁sentence｜>"
 _DEEPSEEK_USER = ("<｜User｜>", "")
 _V3_TURNS = turns(("", ""), _DEEPSEEK_USER, ("<｜Assistant｜>", _EOS))
+_V3_1_TURNS = turns(("", ""), _DEEPSEEK_USER, ("<｜Assistant｜></think>", _EOS))
 _DEEPSEEK_MARKS = ("<｜User｜>", "<｜Assistant｜>")
 _DEEPSEEK = Family(
     ChatTemplate("deepseek-v2", None, turns(("", "\n\n"), ("User: ", "\n\n"), ("Assistant:", _EOS)), (_EOS,)),
     ChatTemplate("deepseek-v3", None, _V3_TURNS, (_EOS,)),
-    ChatTemplate(
-        "deepseek-v3.1", None, turns(("", ""), _DEEPSEEK_USER, ("<｜Assistant｜></think>", _EOS)), (_EOS,)
-    ),
+    ChatTemplate("deepseek-v3.1", None, _V3_1_TURNS, (_EOS,)),
     ChatTemplate("deepseek-r1-distill", None, _V3_TURNS, (_EOS,)),
     ChatTemplate("janus", None, _V3_TURNS, (_EOS,), image_token="<image_placeholder>\n"),
     ChatTemplate("janus-pro", None, _V3_TURNS, (_EOS,), image_token="<image_placeholder>\n"),
@@ -184,16 +139,10 @@ _DEEPSEEK = Family(
 # MiniCPM-V and MiniCPM-o: Vicuna's turns in lower case, the image and the sound in brackets.
 _MINICPM_TURNS = turns(("", " "), ("user:", " "), ("assistant:", "</s>"))
 _MINICPM_STOP = ("<|im_end|>", "<|endoftext|>")
+_IMAGE, _AUDIO = "(<image>./</image>)", "(<audio>./</audio>)"
 _MINICPM = Family(
-    ChatTemplate("minicpmv", None, _MINICPM_TURNS, _MINICPM_STOP, image_token="(<image>./</image>)"),
-    ChatTemplate(
-        "minicpmo",
-        None,
-        _MINICPM_TURNS,
-        _MINICPM_STOP,
-        image_token="(<image>./</image>)",
-        audio_token="(<audio>./</audio>)",
-    ),
+    ChatTemplate("minicpmv", None, _MINICPM_TURNS, _MINICPM_STOP, _IMAGE),
+    ChatTemplate("minicpmo", None, _MINICPM_TURNS, _MINICPM_STOP, _IMAGE, _AUDIO),
     Named("minicpmv", r"minicpm-v(?![a-z])"),
     Named("minicpmo", r"minicpm-o(?![a-z])"),
 )
@@ -202,49 +151,22 @@ _MINICPM = Family(
 # the first user turn. The template known as `gemma-4-it` has replies as `assistant` and a bare system prompt,
 # unlike the checkpoints' own template; `gemma-4` equals that one, so models are matched to it.
 _GEMMA_TURN = ("<start_of_turn>", "<end_of_turn>")
-_GEMMA_USER, _GEMMA_MODEL = (
-    ("<start_of_turn>user\n", "<end_of_turn>\n"),
-    ("<start_of_turn>model\n", "<end_of_turn>\n"),
-)
+_GEMMA_END = ("<end_of_turn>",)
+_GEMMA_USER = ("<start_of_turn>user\n", "<end_of_turn>\n")
+_GEMMA_MODEL = ("<start_of_turn>model\n", "<end_of_turn>\n")
+_GEMMA_TURNS = turns(("", ""), _GEMMA_USER, _GEMMA_MODEL)
+_GEMMA_3_TURNS = turns(("", "\n\n"), _GEMMA_USER, _GEMMA_MODEL)
+_GEMMA_4_TURNS = headed("<|turn>", "\n", "<turn|>\n", assistant="model")
+_GEMMA_4_BARE = turns(("", ""), ("<|turn>user\n", "<turn|>\n"), ("<|turn>assistant\n", "<turn|>\n"))
+_GEMMA_MEDIA = ("<start_of_image>", "<start_of_audio>")
 _GEMMA = Family(
-    ChatTemplate(
-        "gemma-it",
-        None,
-        turns(("", ""), _GEMMA_USER, _GEMMA_MODEL),
-        image_token="<start_of_image>",
-        audio_token="<start_of_audio>",
-    ),
-    ChatTemplate(
-        "gemma-3-it",
-        None,
-        turns(("", "\n\n"), _GEMMA_USER, _GEMMA_MODEL),
-        ("<end_of_turn>",),
-        image_token="<start_of_image>",
-        audio_token="<start_of_audio>",
-        style=ChatTemplateStyle.LLAMA2,
-    ),
-    ChatTemplate(
-        "gemma-4",
-        None,
-        headed("<|turn>", "\n", "<turn|>\n", assistant="model"),
-        ("<turn|>",),
-        image_token="<|image|>",
-        audio_token="<|audio|>",
-    ),
-    ChatTemplate(
-        "gemma-4-it",
-        None,
-        turns(("", ""), ("<|turn>user\n", "<turn|>\n"), ("<|turn>assistant\n", "<turn|>\n")),
-    ),
-    Marks("gemma-it", (*_GEMMA_TURN, "System role not supported"), tokens=_GEMMA_TURN, ends=_GEMMA_TURN[1:]),
+    ChatTemplate("gemma-it", None, _GEMMA_TURNS, (), *_GEMMA_MEDIA),
+    ChatTemplate("gemma-3-it", None, _GEMMA_3_TURNS, _GEMMA_END, *_GEMMA_MEDIA, style=_IN_USER),
+    ChatTemplate("gemma-4", None, _GEMMA_4_TURNS, ("<turn|>",), "<|image|>", "<|audio|>"),
+    ChatTemplate("gemma-4-it", None, _GEMMA_4_BARE),
+    Marks("gemma-it", (*_GEMMA_TURN, "System role not supported"), tokens=_GEMMA_TURN, ends=_GEMMA_END),
     Marks("gemma-3-it", (*_GEMMA_TURN, "<start_of_image>")),
-    Marks(
-        "gemma-3-it",
-        _GEMMA_TURN,
-        tokens=_GEMMA_TURN,
-        types=("gemma3", "gemma3text", "gemma3n"),
-        ends=_GEMMA_TURN[1:],
-    ),
+    Marks("gemma-3-it", _GEMMA_TURN, (), _GEMMA_TURN, ("gemma3", "gemma3text", "gemma3n"), _GEMMA_END),
     Marks("gemma-4", ("<|turn>", "<turn|>"), tokens=("<|turn>", "<turn|>"), ends=("<turn|>",)),
     Named("gemma-4", r"gemma-?4(?![a-z0-9]).*(?<![a-z0-9])it(?![a-z])"),
     Named("gemma-3-it", r"(?:gemma-?3n?(?![a-z0-9]).*|medgemma.*(?<![a-z0-9])it(?![a-z]).*)"),
@@ -255,24 +177,14 @@ _GEMMA = Family(
 _START, _END = "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"
 _SYSTEM, _USER = (f"{_START}<|SYSTEM_TOKEN|>", _END), (f"{_START}<|USER_TOKEN|>", _END)
 _CHATBOT = f"{_START}<|CHATBOT_TOKEN|>"
-_COMMAND_TURN = (_START, "<|CHATBOT_TOKEN|>")
+_RESPONSE = (f"{_CHATBOT}<|START_RESPONSE|>", f"<|END_RESPONSE|>{_END}")
+_COMMAND_R = (_START, "<|CHATBOT_TOKEN|>")
+_COMMAND_A = (*_COMMAND_R, "<|START_RESPONSE|>")
 _COMMAND = Family(
     ChatTemplate("c4ai-command-r", None, turns(_SYSTEM, _USER, (_CHATBOT, _END))),
-    ChatTemplate(
-        "command-a",
-        None,
-        turns(_SYSTEM, _USER, (f"{_CHATBOT}<|START_RESPONSE|>", f"<|END_RESPONSE|>{_END}")),
-        ("<|END_RESPONSE|>", _END),
-    ),
-    Marks(
-        "c4ai-command-r", _COMMAND_TURN, without=("<|START_RESPONSE|>",), tokens=_COMMAND_TURN, ends=(_END,)
-    ),
-    Marks(
-        "command-a",
-        (*_COMMAND_TURN, "<|START_RESPONSE|>"),
-        tokens=(*_COMMAND_TURN, "<|START_RESPONSE|>"),
-        ends=(_END,),
-    ),
+    ChatTemplate("command-a", None, turns(_SYSTEM, _USER, _RESPONSE), ("<|END_RESPONSE|>", _END)),
+    Marks("c4ai-command-r", _COMMAND_R, ("<|START_RESPONSE|>",), _COMMAND_R, ends=(_END,)),
+    Marks("command-a", _COMMAND_A, tokens=_COMMAND_A, ends=(_END,)),
     Named("c4ai-command-r", r"c4ai-command-r(?!7b)"),
     Named("command-a", r"(?:c4ai-)?command-(?:a(?![a-z])|r7b)"),
 )
@@ -297,29 +209,21 @@ _GRANITE = Family(
 # breaks the line after a turn.
 _GLM_STOP = ("<|user|>", "<|endoftext|>", "<|observation|>")
 _GLM_TURNS = headed("<|", "|>\n", "")
+_GLM_4_5_TURNS = {**_GLM_TURNS, "assistant": ("<|assistant|>\n<think></think>\n", "")}
+_GLM_4_7_TURNS = {**headed("<|", "|>", ""), "assistant": ("<|assistant|></think>", "")}
 _GLM_START = ("[gMASK]", "<sop>")
+_GLM_IMAGE = "<|begin_of_image|>"
 _GLM = Family(
     ChatTemplate("glm-4", None, _GLM_TURNS, _GLM_STOP),
-    ChatTemplate(
-        "glm-4.5", None, {**_GLM_TURNS, "assistant": ("<|assistant|>\n<think></think>\n", "")}, _GLM_STOP
-    ),
-    ChatTemplate(
-        "glm-4.7", None, {**headed("<|", "|>", ""), "assistant": ("<|assistant|></think>", "")}, _GLM_STOP
-    ),
+    ChatTemplate("glm-4.5", None, _GLM_4_5_TURNS, _GLM_STOP),
+    ChatTemplate("glm-4.7", None, _GLM_4_7_TURNS, _GLM_STOP),
     ChatTemplate("glm-4v", None, headed("<|", "|>\n", "\n"), _GLM_STOP, image_token="<|image|>"),
+    Marks("glm-4", _GLM_START, ("</think>", _GLM_IMAGE), (*_GLM_START, "<|observation|>")),
+    Marks("glm-4.5", (*_GLM_START, "</think>", "/nothink"), without=(_GLM_IMAGE,)),
     Marks(
-        "glm-4",
-        _GLM_START,
-        without=("</think>", "<|begin_of_image|>"),
-        tokens=(*_GLM_START, "<|observation|>"),
+        "glm-4.7", (*_GLM_START, "</think>", "clear_thinking"), ("/nothink", "<think></think>", _GLM_IMAGE)
     ),
-    Marks("glm-4.5", (*_GLM_START, "</think>", "/nothink"), without=("<|begin_of_image|>",)),
-    Marks(
-        "glm-4.7",
-        (*_GLM_START, "</think>", "clear_thinking"),
-        without=("/nothink", "<think></think>", "<|begin_of_image|>"),
-    ),
-    Marks("glm-4v", (*_GLM_START, "<|begin_of_image|>")),
+    Marks("glm-4v", (*_GLM_START, _GLM_IMAGE)),
     Named("glm-4v", r"glm[-_]?4(?:\.\d+)?v"),
     Named("glm-4", r"glm[-_]?4[-_](?:\d+b[-_](?:chat|0414)|air|flash)|glm-z1"),
     Named("glm-4.5", r"glm[-_]?4\.[56](?![\dv])"),
@@ -330,17 +234,13 @@ _GLM = Family(
 # The template opens the final channel, so there is no thought before the reply. The model's identity and the
 # date, which the checkpoint's own template writes first, are omitted.
 _HARMONY = ("<|start|>", "<|message|>", "<|channel|>")
+_HARMONY_TURNS = turns(
+    ("<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>"),
+    ("<|start|>user<|message|>", "<|end|>"),
+    ("<|start|>assistant<|channel|>final<|message|>", "<|end|>"),
+)
 _GPT_OSS = Family(
-    ChatTemplate(
-        "gpt-oss",
-        None,
-        turns(
-            ("<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>"),
-            ("<|start|>user<|message|>", "<|end|>"),
-            ("<|start|>assistant<|channel|>final<|message|>", "<|end|>"),
-        ),
-        ("<|end|>", "<|return|>", "<|call|>"),
-    ),
+    ChatTemplate("gpt-oss", None, _HARMONY_TURNS, ("<|end|>", "<|return|>", "<|call|>")),
     Marks("gpt-oss", _HARMONY, tokens=_HARMONY, ends=("<|return|>", "<|call|>")),
     Named("gpt-oss", r"gpt-oss(?![a-z])"),
 )
@@ -367,84 +267,52 @@ _KIMI_END = "<|im_end|>"
 _KIMI_SYSTEM = ("<|im_system|>system<|im_middle|>", _KIMI_END)
 _KIMI_USER = ("<|im_user|>user<|im_middle|>", _KIMI_END)
 _KIMI_REPLY = "<|im_assistant|>assistant<|im_middle|>"
+_KIMI_TURNS = turns(_KIMI_SYSTEM, _KIMI_USER, (_KIMI_REPLY, _KIMI_END))
+_KIMI_CLOSED = turns(_KIMI_SYSTEM, _KIMI_USER, (f"{_KIMI_REPLY}<think></think>", _KIMI_END))
+_KIMI_TOKENS = ("<|im_user|>", "<|im_assistant|>", "<|im_middle|>")
+_KIMI_MARKS = ("<|im_middle|>", _KIMI_END)
 _KIMI = Family(
-    ChatTemplate(
-        "kimi-k2", _KIMI_PROMPT, turns(_KIMI_SYSTEM, _KIMI_USER, (_KIMI_REPLY, _KIMI_END)), (_KIMI_END,)
-    ),
-    ChatTemplate(
-        "kimi-k2-thinking",
-        _KIMI_PROMPT,
-        turns(_KIMI_SYSTEM, _KIMI_USER, (f"{_KIMI_REPLY}<think></think>", _KIMI_END)),
-        (_KIMI_END,),
-    ),
-    Marks(
-        "kimi-k2",
-        ("<|im_middle|>", _KIMI_END),
-        without=("<think>",),
-        tokens=("<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
-        ends=(_KIMI_END,),
-    ),
-    Marks(
-        "kimi-k2-thinking",
-        ("<|im_middle|>", _KIMI_END, "<think></think>"),
-        without=("thinking is defined",),  # a later model, with a switch for thoughts
-    ),
+    ChatTemplate("kimi-k2", _KIMI_PROMPT, _KIMI_TURNS, (_KIMI_END,)),
+    ChatTemplate("kimi-k2-thinking", _KIMI_PROMPT, _KIMI_CLOSED, (_KIMI_END,)),
+    Marks("kimi-k2", _KIMI_MARKS, without=("<think>",), tokens=_KIMI_TOKENS, ends=(_KIMI_END,)),
+    # A later model has a switch for thoughts.
+    Marks("kimi-k2-thinking", (*_KIMI_MARKS, "<think></think>"), without=("thinking is defined",)),
     Named("kimi-k2", r"kimi-k2(?!\.?\d|-thinking)"),
     Named("kimi-k2-thinking", r"kimi-k2-thinking"),
 )
 
 # MiniMax M2: a mark and the role, a line break, the text, a mark. The tokenizer adds the first one of all.
 _MINIMAX_MARKS = ("]~b]", "[e~[")
+_MINIMAX_TURNS = headed("]~b]", "\n", "[e~[\n", assistant="ai")
 _MINIMAX = Family(
-    ChatTemplate(
-        "minimax-m2",
-        "You are a helpful assistant.",
-        headed("]~b]", "\n", "[e~[\n", assistant="ai"),
-        ("[e~[",),
-    ),
+    ChatTemplate("minimax-m2", "You are a helpful assistant.", _MINIMAX_TURNS, ("[e~[",)),
     Marks("minimax-m2", _MINIMAX_MARKS, tokens=_MINIMAX_MARKS, ends=("[e~[",)),
     Named("minimax-m2", r"minimax-m2"),
 )
 
 # OLMo 2: the role, a line break, the text; only a reply ends with a mark.
+_OLMO_TURNS = turns(("<|system|>\n", "\n"), ("<|user|>\n", "\n"), ("<|assistant|>\n", "<|endoftext|>\n"))
+_NOT_OLMO = ("<|end|>", "[gMASK]", "</s>", "<|im_start|>")
 _OLMO_2 = Family(
-    ChatTemplate(
-        "olmo-2",
-        None,
-        turns(("<|system|>\n", "\n"), ("<|user|>\n", "\n"), ("<|assistant|>\n", "<|endoftext|>\n")),
-        ("<|endoftext|>",),
-    ),
-    Marks(
-        "olmo-2",
-        ("<|assistant|>", "bos_token", "eos_token"),
-        without=("<|end|>", "[gMASK]", "</s>", "<|im_start|>"),
-        types=("olmo2",),
-    ),
+    ChatTemplate("olmo-2", None, _OLMO_TURNS, ("<|endoftext|>",)),
+    Marks("olmo-2", ("<|assistant|>", "bos_token", "eos_token"), without=_NOT_OLMO, types=("olmo2",)),
     Named("olmo-2", r"olmo-2.*(?:instruct|sft|dpo)(?![a-z])"),
 )
 
 # Baichuan 2 Chat: two reserved tokens, one before each side's text.
 _BAICHUAN_MARKS = ("<reserved_106>", "<reserved_107>")
+_BAICHUAN_TURNS = turns(("", ""), ("<reserved_106>", ""), ("<reserved_107>", ""))
 _BAICHUAN_2 = Family(
-    ChatTemplate(
-        "baichuan2",
-        None,
-        turns(("", ""), ("<reserved_106>", ""), ("<reserved_107>", "")),
-        (*_BAICHUAN_MARKS, "</s>"),
-    ),
+    ChatTemplate("baichuan2", None, _BAICHUAN_TURNS, (*_BAICHUAN_MARKS, "</s>")),
     Marks("baichuan2", _BAICHUAN_MARKS, tokens=_BAICHUAN_MARKS),
     Named("baichuan2", r"baichuan-?2.*chat(?![a-z])"),
 )
 
 # Grok 2: names and a separator between turns.
 _AFTER = "<|separator|>\n\n"
+_GROK_TURNS = turns(("System: ", _AFTER), ("Human: ", _AFTER), ("Assistant:", _AFTER))
 _GROK_2 = Family(
-    ChatTemplate(
-        "grok-2",
-        None,
-        turns(("System: ", _AFTER), ("Human: ", _AFTER), ("Assistant:", _AFTER)),
-        ("<|separator|>",),
-    ),
+    ChatTemplate("grok-2", None, _GROK_TURNS, ("<|separator|>",)),
     Marks("grok-2", ("Human: ", "Assistant:", "<|separator|>")),
     Named("grok-2", r"grok-2(?!\d)"),
 )
