@@ -1,8 +1,7 @@
-"""The sandbox in which chat templates run: no access to the interpreter, and a budget for one rendering.
+"""The sandbox in which chat templates run: Jinja's immutable sandbox, and a budget for one rendering.
 
-A template is untrusted code. Jinja's immutable sandbox keeps it from the interpreter. Here, an operation
-whose result may be much larger than its input spends the size from the budget first; other operations spend
-the size of their result, each iteration of a loop and each call a little. It knows Jinja, not chats.
+An operation whose result may be much larger than its input spends the size from the budget first; other
+operations spend the size of their result, each iteration of a loop and each call a little.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ from markupsafe import Markup
 
 from runtime.formats.chat.sandbox_bounds import (
     ESCAPED,
-    FILTER_GROWTH,
+    GROWING,
+    GROWING_METHODS,
     ITEM,
     LISTING,
-    METHOD_GROWTH,
     OBJECT,
     Bounded,
     Generation,
     Limit,
-    braces,
     check_source,
-    percents,
+    growth,
 )
 
 TIME_LIMIT_S = 0.8
@@ -145,7 +143,6 @@ _PASSED: Mapping[str, Callable[[Context], Any]] = {
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Jinja's filter `function`, which spends the size of its result."""
     passed = _PASSED.get(getattr(getattr(function, "jinja_pass_arg", None), "name", ""))
-    growth = FILTER_GROWTH.get(name)
     sized = (list, tuple, dict, jinja2.Undefined, *([str] if name in ("reverse", "join") else []))
 
     @pass_context
@@ -153,8 +150,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         budget = BUDGET.get()
         if name in LISTING and not isinstance(value, sized):
             value = list(_rounds(context, value, 2 * OBJECT))
-        if growth is not None:
-            budget.spend(growth(budget.size, value, *args, **kwargs))
+        if name in GROWING:
+            budget.spend(growth(budget.size, name, value, args, kwargs))
         first = (value,) if passed is None else (passed(context), value)
         return budget.new(function(*first, *args, **kwargs))
 
@@ -342,7 +339,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         def bounded(*args: Any, **kwargs: Any) -> str:
             budget = BUDGET.get()
-            budget.spend(braces(budget.size, value.__self__, *args, **kwargs))
+            budget.spend(growth(budget.size, "str.format", value.__self__, args, kwargs))
             return str(formatted(*args, **kwargs))
 
         return bounded
@@ -362,7 +359,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             case "**", int(base), int(power) if base.bit_length() * max(0, power) > MAX_INT_BITS:
                 raise Limit("the template makes a power that is too big")
             case "%", str(form), _:
-                budget.spend(percents(budget.size, form, right))
+                budget.spend(growth(budget.size, "format", form, [right], {}))
             case "+", _, _ if isinstance(left, Markup) or isinstance(right, Markup):
                 budget.spend(ESCAPED * (len(left) + len(right)))
         return budget.new(super().call_binop(context, operator, left, right))
@@ -373,9 +370,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             args = (_rounds(__context, args[0], OBJECT), *args[1:])
         else:
             owner = getattr(__obj, "__self__", None)
-            growth = METHOD_GROWTH.get(__obj.__name__) if isinstance(owner, str) else None
-            if growth is not None:
+            name = __obj.__name__ if isinstance(owner, str) else ""
+            if name in GROWING_METHODS:
                 options = {key: value for key, value in kwargs.items() if not key.startswith("_")}
-                budget.spend(growth(budget.size, owner, *args, **options))
+                value, others = (args[0], [owner]) if name == "join" and args else (owner, args)
+                budget.spend(growth(budget.size, name, value, others, options))
         budget.spend(OBJECT)
         return budget.new(super().call(__context, __obj, *args, **kwargs))
