@@ -1,10 +1,7 @@
 """Chat formats: templates by name, by checkpoint and by Jinja. What needs jinja2 is loaded on first use.
 
-`processes/checkpoint/templates.py` chooses the chat template of an engine, once: the one in the options, else
-the checkpoint's own Jinja, else by a registered matching function, else by the checkpoint's marks, else by
-its name (marks and names are data in `formats/chat/families.py`, searched by `formats/chat/matching.py`),
-else none; then turns are refused. A Jinja template is never replaced by the prefixes and suffixes derived
-from it (`formats/chat/derive.py`), which only describe it.
+`processes/checkpoint/templates.py` chooses the template of an engine. A Jinja template renders the
+turns itself; the prefixes and suffixes derived from it (`formats/chat/derive.py`) only describe it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
+from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, common_prefix
 from runtime.protocol.errors import TemplateError
 
 _U, _A, _S = "Sq7user0", "Sq7assistant0", "Sq7system0"
@@ -165,7 +165,7 @@ class _Deriver:
         assistant_suffix = two.rpartition(_A)[2]
         later_prefix = between_again.removeprefix(assistant_suffix)
         if not between_again.startswith(assistant_suffix) or not head.endswith(later_prefix):
-            shared = _shared(between_again[::-1], head[::-1])
+            shared = common_prefix(between_again[::-1], head[::-1])
             later_prefix = head[len(head) - shared :]
             assistant_suffix = between_again[: len(between_again) - len(later_prefix)]
             if user_suffix and not assistant_suffix and later_prefix.startswith(user_suffix):
@@ -250,7 +250,7 @@ class _Deriver:
                 return False
             for shorter, longer in pairwise(texts):
                 if not longer.startswith(shorter):
-                    at = _shared(shorter, longer)
+                    at = common_prefix(shorter, longer)
                     changed = shorter[max(0, at - 20) : at + 20]
                     self._note(f"changes the text of earlier turns when turns are added: {changed!r}")
                     return False
@@ -261,16 +261,16 @@ class _Deriver:
         question, reply, more = _turn("user", "one"), _turn("assistant", "two"), _turn("user", "three")
         for before in ((), (_turn("system", "zero"),)):
             try:
-                so_far = self._render(*before, question, open=True) + "two"
-                if so_far == self._render(*before, question) + "two":
+                opened = self._render(*before, question, open=True)
+                if opened == self._render(*before, question):
                     # The generation prompt is empty; the reply's own prefix opens it.
-                    so_far = self._render(*before, question, reply).rpartition("two")[0] + "two"
+                    opened = self._render(*before, question, reply).rpartition("two")[0]
                 later = self._render(*before, question, reply, more, open=True)
             except TemplateError:
                 if before:
                     continue
                 return False
-            if not later.startswith(so_far):
+            if not later.startswith(opened + "two"):
                 return False
         return True
 
@@ -304,7 +304,7 @@ class _Deriver:
             expected = self._render(*turns).removesuffix(self._end)
             derived = self._bos + ("" if with_system else preamble) + template.get_prompt(turns)
             if derived != expected:
-                at = max(0, _shared(derived, expected) - 24)
+                at = max(0, common_prefix(derived, expected) - 24)
                 return f"{expected[at : at + 48]!r} instead of {derived[at : at + 48]!r}"
         return None
 
@@ -345,9 +345,3 @@ def _cut(text: str, *marks: str) -> list[str]:
         if rest.count(mark) and not any(mark in other and mark != other for other in marks):
             raise _Odd(f"prints {mark!r} of the turns {list(marks)} again")
     return [*pieces, rest]
-
-
-def _shared(one: str, other: str) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -53,18 +53,14 @@ def load_chat_template(
 
 
 def _loaded(
-    spec: str | Path | Mapping[str, str], variables: Mapping[str, str] | None, name: str | None
+    spec: Any, variables: Mapping[str, str] | None, name: str | None
 ) -> ChatTemplate | JinjaChatTemplate:
-    match spec:
-        case Mapping():
-            return named_templates(spec, variables, name)
-        case str() | Path():
-            text = str(spec)
-        case _:
-            raise ModelLoadError(
-                f"is a name, a path, Jinja text or a mapping of names to texts, got {type(spec).__name__}",
-                where="chat_template",
-            )
+    if isinstance(spec, Mapping):
+        return named_templates(spec, variables, name)
+    if not isinstance(spec, str | Path):
+        what = f"is a name, a path, Jinja text or a mapping of names to texts, got {type(spec).__name__}"
+        raise ModelLoadError(what, where="chat_template")
+    text = str(spec)
     if text in CHAT_TEMPLATES:
         refuse_name(name, f"the registered template {text!r}")
         return CHAT_TEMPLATES.load(text)
@@ -149,8 +145,8 @@ def _sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
             return {}
         case str():
             return {"default": read}
-        case {**named} if named:
-            return named
+        case dict() if read:
+            return read
         case [_, *_]:
             return {one.name: one.template for one in read if isinstance(one, _Named)}
     raise ModelLoadError(

@@ -23,7 +23,7 @@ from runtime.formats.chat.content import (
     process_content_for_template_format,
 )
 from runtime.formats.chat.registry import CHAT_TEMPLATES
-from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.chat.template import ChatTemplate, common_prefix
 from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.messages import RAW_ROLE, ImageData, Message
 
@@ -81,22 +81,19 @@ def render(
 
     A content of parts is passed to a Jinja template as parts if it prints them, else as its text parts joined
     with one space. A ChatTemplate writes its image_token for an image or a video and its audio_token for
-    audio, with nothing around them; consecutive texts are joined with one space. image_token: the text for an
-    image outside of turns, if the template does not define it.
+    audio; it drops the reasoning of replies. image_token: the text for an image outside of turns, if the
+    template does not define it.
 
-    An open assistant turn continues the template's own generation prompt, if it has one, so that the text of
-    a continued turn extends the text it began with. The reasoning of replies is passed to a Jinja template as
-    `message.reasoning_content`; most drop that of earlier replies. A ChatTemplate has no field for it and
-    drops it.
-
-    Raises BadRequest for a part of an unknown type or a malformed one. Raises TemplateError, a BadRequest, if
-    there is no template, an open turn is not the last, media are outside of turns without a ChatTemplate, the
-    template refuses, or it rewrites earlier turns although raw text is between turns.
+    An open assistant turn continues the template's own generation prompt, if it has one. Raises BadRequest
+    for a part of an unknown type or a malformed one; TemplateError, a BadRequest, if there is no template, an
+    open turn is not the last, media are outside of turns without a ChatTemplate, the template refuses, or it
+    rewrites earlier turns although raw text is between turns.
     """
     for index, message in enumerate(messages[:-1]):
         if message.open and message.role != RAW_ROLE:
             raise TemplateError("only the last message can be open", where=f"messages[{index}]")
-    media: list[list[Any]] = [[], [], [], []]  # images, videos, audios, modalities
+    # Images, videos, audios, modalities.
+    media: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
     for index, message in enumerate(messages):
         if isinstance(message.content, str):
             continue
@@ -296,8 +293,7 @@ class _Turns:
         text = _text_of_content(before[-1]["content"])[0].strip()
         if with_question is None or with_question.startswith(closed) or not text:
             return False
-        pairs = enumerate(zip(with_question, closed, strict=False))
-        parting = next((at for at, (one, other) in pairs if one != other), len(with_question))
+        parting = common_prefix(with_question, closed)
         return text in closed[:parting]
 
     def _or_none(self, turns: list[dict[str, Any]], add_generation_prompt: bool = False) -> str | None:
@@ -352,10 +348,10 @@ def _refuse_extras(
         refused.append(("template_kwargs", "takes no variables"))
     with_calls = (index for index, message in enumerate(messages) if message.tool_calls)
     refused += [(f"messages[{index}]", "has no place for tool calls") for index in with_calls]
-    for where, what in refused:
+    for field, what in refused:
         raise TemplateError(
             f"the chat template {template.name!r} {what}",
-            where=where,
+            where=field,
             hint="use the checkpoint's own template",
         )
 
