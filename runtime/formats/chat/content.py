@@ -63,8 +63,9 @@ def process_content_for_template_format(
             parts.append({"type": slot})
             if (one := _modalities(part, path)) is not None:
                 media["modalities"].append(one)
-    for target, more in zip((image_data, video_data, audio_data, modalities), media.values(), strict=True):
-        target += more
+    lists: tuple[list[Any], ...] = (image_data, video_data, audio_data, modalities)
+    for target, more in zip(lists, media.values(), strict=True):
+        target.extend(more)
     as_parts = content_format == "openai" and not use_dpsk_v32_encoding
     return {**kept, "content": parts if as_parts else " ".join(texts)}
 
