@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 MAX_DEPTH: Final = 1000
@@ -37,16 +36,27 @@ _LITERALS: Final[dict[str, tuple[str, bool | None]]] = {
     "t": ("true", True), "f": ("false", False), "n": ("null", None),
 }  # fmt: skip
 
-# What may come next.
-_VALUE, _ITEM, _KEY, _NAME, _COLON, _AFTER, _STRING, _IN_NAME, _IN_NUMBER, _IN_WORD, _DONE = range(11)
+# What may come next, and what is being read.
+_VALUE, _ITEM, _KEY, _NAME, _COLON, _AFTER_ITEM, _AFTER_MEMBER, _DONE = range(8)
+_STRING, _IN_NAME, _IN_NUMBER, _IN_WORD = range(8, 12)
+_LEAVE, _ENTER_OBJECT, _ENTER_ARRAY = range(12, 15)
 _WAIT: Final = -1
 """Returned by a step if the rest of the text is too short to decide."""
 _EXPECTED: Final = {
     _VALUE: "a value", _ITEM: "a value or ']'", _KEY: "a name or '}'", _NAME: "a name",
-    _COLON: "':'", _AFTER: "',' or an end",
+    _COLON: "':'", _AFTER_ITEM: "',' or an end", _AFTER_MEMBER: "',' or an end",
 }  # fmt: skip
 _INSIDE: Final = {_STRING: "a string", _IN_NAME: "a name", _IN_NUMBER: "a number", _IN_WORD: "a word"}
-_WITHIN: Final = frozenset(_INSIDE)
+_BEGINNINGS: Final = {
+    '"': _STRING, "{": _ENTER_OBJECT, "[": _ENTER_ARRAY,
+    **dict.fromkeys("-0123456789", _IN_NUMBER), **dict.fromkeys(_LITERALS, _IN_WORD),
+}  # fmt: skip
+_SIGNS: Final[dict[int, dict[str, int]]] = {
+    _VALUE: _BEGINNINGS, _ITEM: {**_BEGINNINGS, "]": _LEAVE},
+    _KEY: {'"': _IN_NAME, "}": _LEAVE}, _NAME: {'"': _IN_NAME}, _COLON: {":": _VALUE},
+    _DONE: {}, _AFTER_ITEM: {",": _VALUE, "]": _LEAVE}, _AFTER_MEMBER: {",": _NAME, "}": _LEAVE},
+}  # fmt: skip
+"""What may come next -> character -> what it begins or ends."""
 _NOTHING: Final = object()
 
 
@@ -89,10 +99,8 @@ class JsonStream:
         self._events: list[JsonEvent] = []
         self._offset, self._lines, self._line_start = 0, 0, 0
         self._error: JsonStreamError | None = None
-        self._steps: tuple[Callable[[str, int], int], ...] = (
-            self._value, self._value, self._key, self._key, self._colon, self._after, self._string,
-            self._string, self._number, self._literal, self._done,
-        )  # fmt: skip
+        # By mode.
+        self._steps = (*[self._sign] * _STRING, self._string, self._string, self._number, self._literal)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class JsonStream:
         steps, at, end = self._steps, 0, len(text)
         try:
             while at < end:
-                if self._mode not in _WITHIN and (space := _SPACE.match(text, at)) is not None:
+                if self._mode not in _INSIDE and (space := _SPACE.match(text, at)) is not None:
                     at = space.end()
                     continue
                 if (after := steps[self._mode](text, at)) == _WAIT:
@@ -162,61 +170,29 @@ class JsonStream:
                 raise self._fail(wrong.what, "", 0) from None
         if self._mode != _DONE:
             inside = _INSIDE.get(self._mode)
-            message = (
-                f"the text ends inside {inside}" if inside else f"the text ends where {self._expected()}"
-            )
-            raise self._fail(message, "", 0)
+            ending = f"inside {inside}" if inside else f"where {_EXPECTED[self._mode]} should be"
+            raise self._fail(f"the text ends {ending}", "", 0)
         events, self._events = self._events, []
         return events
 
     # -- steps: each reads from `at` and returns where it stopped --------------------------------------------
 
-    def _value(self, text: str, at: int) -> int:
-        char = text[at]
-        if char == '"':
-            self._mode, self._begun = _STRING, True
-        elif char == "{" or char == "[":
-            self._enter({} if char == "{" else [], at)
-        elif char == "-" or "0" <= char <= "9":
-            self._mode = _IN_NUMBER
-            return at
-        elif char in _LITERALS:
-            self._mode = _IN_WORD
-            return at
-        elif char == "]" and self._mode == _ITEM:
+    def _sign(self, text: str, at: int) -> int:
+        """A character that begins, separates or ends values."""
+        following = _SIGNS[self._mode].get(text[at])
+        if following is None:
+            expected = _EXPECTED.get(self._mode)
+            wrong = f"{text[at]!r} stands where {expected} should be"
+            raise _Wrong(wrong if expected else "there is text after the end", at)
+        if following < _LEAVE:
+            self._mode = following
+            self._begun = following == _STRING
+            return at if following >= _IN_NUMBER else at + 1
+        if following == _LEAVE:
             self._leave()
         else:
-            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
+            self._enter({} if following == _ENTER_OBJECT else [], at)
         return at + 1
-
-    def _key(self, text: str, at: int) -> int:
-        char = text[at]
-        if char == '"':
-            self._mode = _IN_NAME
-        elif char == "}" and self._mode == _KEY:
-            self._leave()
-        else:
-            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
-        return at + 1
-
-    def _colon(self, text: str, at: int) -> int:
-        if text[at] != ":":
-            raise _Wrong(f"{text[at]!r} stands where {self._expected()}", at)
-        self._mode = _VALUE
-        return at + 1
-
-    def _after(self, text: str, at: int) -> int:
-        char, inside = text[at], self._open[-1]
-        if char == ",":
-            self._mode = _NAME if isinstance(inside, dict) else _VALUE
-        elif char == ("}" if isinstance(inside, dict) else "]"):
-            self._leave()
-        else:
-            raise _Wrong(f"{char!r} stands where {self._expected()}", at)
-        return at + 1
-
-    def _done(self, text: str, at: int) -> int:
-        raise _Wrong("there is text after the end", at)
 
     def _string(self, text: str, at: int) -> int:
         if (plain := _PLAIN.match(text, at)) is not None:
@@ -307,7 +283,7 @@ class JsonStream:
             inside[self._names[-1]] = value
         else:
             inside.append(value)
-        self._mode = _AFTER
+        self._mode = _AFTER_MEMBER if isinstance(inside, dict) else _AFTER_ITEM
 
     def _shown_string(self) -> bool:
         return self._strings and self._mode == _STRING
@@ -324,9 +300,6 @@ class JsonStream:
             piece = "".join(self._parts[self._emitted :])
             self._events.append(JsonEvent(self._value_path(), piece, False))
             self._emitted, self._begun = len(self._parts), False
-
-    def _expected(self) -> str:
-        return f"{_EXPECTED[self._mode]} should be"
 
     def _count(self, text: str, end: int) -> None:
         lines = text.count("\n", 0, end)

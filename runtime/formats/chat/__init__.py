@@ -1,10 +1,7 @@
-"""Chat formats: templates by name, by checkpoint and by Jinja. The names below are loaded on first use.
+"""Chat formats: templates by name, by checkpoint and by Jinja. What needs jinja2 is loaded on first use.
 
-`processes/checkpoint/templates.py` chooses the chat template of an engine, once: the one in the options, else
-the checkpoint's own Jinja, else by a registered matching function, else by the checkpoint's marks, else by
-its name (marks and names are data in `formats/chat/families.py`, searched by `formats/chat/matching.py`),
-else none; then turns are refused. A Jinja template is never replaced by the prefixes and suffixes derived
-from it (`formats/chat/derive.py`), which only describe it.
+`processes/checkpoint/templates.py` chooses the template of an engine. A Jinja template renders the
+turns itself; the prefixes and suffixes derived from it (`formats/chat/derive.py`) only describe it.
 """
 
 from __future__ import annotations
@@ -12,46 +9,34 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from runtime.formats.chat.completion import (
+    CompletionTemplate,
+    HoleAt,
+    completion_template_registry,
+    get_completion_template,
+    register_completion_template,
+)
+from runtime.formats.chat.content import process_content_for_template_format
+from runtime.formats.chat.matching import (
+    UnknownChatTemplate,
+    get_chat_template_by_model_path,
+    match_checkpoint,
+    register_chat_template_matching_function,
+)
+from runtime.formats.chat.registry import chat_template_registry, get_chat_template, register_chat_template
+from runtime.formats.chat.render import Rendered, conversation, render_prompt
+from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
+
 if TYPE_CHECKING:
-    from runtime.formats.chat.completion import (
-        CompletionTemplate,
-        HoleAt,
-        completion_template_registry,
-        get_completion_template,
-        register_completion_template,
-    )
-    from runtime.formats.chat.content import process_content_for_template_format
     from runtime.formats.chat.derive import derive_chat_template
     from runtime.formats.chat.files import load_chat_template
     from runtime.formats.chat.jinja import detect_jinja_template_content_format
-    from runtime.formats.chat.matching import (
-        UnknownChatTemplate,
-        get_chat_template_by_model_path,
-        match_checkpoint,
-        register_chat_template_matching_function,
-    )
-    from runtime.formats.chat.registry import (
-        chat_template_registry,
-        get_chat_template,
-        register_chat_template,
-    )
-    from runtime.formats.chat.render import Rendered, conversation, render_prompt
-    from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
 
-_NAMES = {
-    "completion": "CompletionTemplate HoleAt completion_template_registry get_completion_template"
-    " register_completion_template",
-    "content": "process_content_for_template_format",
-    "derive": "derive_chat_template",
-    "files": "load_chat_template",
-    "jinja": "detect_jinja_template_content_format",
-    "matching": "UnknownChatTemplate get_chat_template_by_model_path match_checkpoint"
-    " register_chat_template_matching_function",
-    "registry": "chat_template_registry get_chat_template register_chat_template",
-    "render": "Rendered conversation render_prompt",
-    "template": "ChatTemplate ChatTemplateStyle",
+_LAZY = {
+    "derive_chat_template": "derive",
+    "detect_jinja_template_content_format": "jinja",
+    "load_chat_template": "files",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "ChatTemplate",
@@ -79,11 +64,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

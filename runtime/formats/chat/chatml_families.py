@@ -9,88 +9,55 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 _IM_END = ("<|im_end|>",)
 _HELPFUL = "You are a helpful assistant."
 
+_HERMES_3 = r"<|im_start|>system\nYou are a helpful assistant.<|im_end|>"
+
 # Plain ChatML, as used by Hermes 2 and 3 and many others.
 CHATML = Family(
-    templates=(
-        ChatTemplate("chatml", None, CHATML_TURNS, _IM_END),
-        ChatTemplate("hermes-3", _HELPFUL, CHATML_TURNS, _IM_END),
-    ),
-    marks=(
-        Marks("chatml", _CHATML, without=("<|im_sep|>",), tokens=_CHATML, ends=_IM_END),
-        # Qwen's text has the same default system prompt and no begin-of-text token.
-        Marks(
-            "hermes-3",
-            (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant.<|im_end|>", "bos_token"),
-            without=("<|vision_start|>",),
-        ),
-    ),
-    names=(
-        Named("chatml", r"tinyllama(?!.*intermediate-step)(?!-v1\.1(?!.*chat))"),
-        Named("chatml", r"chatml"),
-        Named("chatml", r"(?:open)?hermes-?2(?!\d)"),
-        Named("hermes-3", r"hermes-?3(?!\d)"),
-    ),
+    ChatTemplate("chatml", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("hermes-3", _HELPFUL, CHATML_TURNS, _IM_END),
+    Marks("chatml", _CHATML, without=("<|im_sep|>",), tokens=_CHATML, ends=_IM_END),
+    # Qwen's text has the same default system prompt and no begin-of-text token.
+    Marks("hermes-3", (*_CHATML, _HERMES_3, "bos_token"), without=("<|vision_start|>",)),
+    Named("chatml", r"tinyllama(?!.*intermediate-step)(?!-v1\.1(?!.*chat))"),
+    Named("chatml", r"chatml"),
+    Named("chatml", r"(?:open)?hermes-?2(?!\d)"),
+    Named("hermes-3", r"hermes-?3(?!\d)"),
 )
 
 # LLaVA over ChatML and Llama 3 language models: the image on a line of its own.
+_LLAMA_3 = headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>")
 LLAVA = Family(
-    templates=(
-        ChatTemplate("chatml-llava", _HELPFUL, CHATML_TURNS, _IM_END, image_token="<image>\n"),
-        ChatTemplate(
-            "llama-3-instruct-llava",
-            None,
-            headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
-            ("<|eot_id|>",),
-            image_token="<image>\n",
-        ),
-    ),
-    names=(
-        Named("chatml-llava", r"llava-v1\.6-(?:yi-)?34b"),
-        Named("chatml-llava", r"llava-next-video-34b"),
-        Named("chatml-llava", r"llava-onevision-qwen2"),
-        Named("llama-3-instruct-llava", r"llama-?3-llava-next|llava-(?:next-)?llama-?3|llava-v1\.6-llama-?3"),
-    ),
+    ChatTemplate("chatml-llava", _HELPFUL, CHATML_TURNS, _IM_END, image_token="<image>\n"),
+    ChatTemplate("llama-3-instruct-llava", None, _LLAMA_3, ("<|eot_id|>",), image_token="<image>\n"),
+    Named("chatml-llava", r"llava-v1\.6-(?:yi-)?34b"),
+    Named("chatml-llava", r"llava-next-video-34b"),
+    Named("chatml-llava", r"llava-onevision-qwen2"),
+    Named("llama-3-instruct-llava", r"llama-?3-llava-next|llava-(?:next-)?llama-?3|llava-v1\.6-llama-?3"),
 )
 
 # Qwen, 1 to 3, with QwQ. They differ in the default system prompt. Qwen3 and QwQ think first; the templates
 # here neither force nor forbid it.
 _QWEN_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 _VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+_QWEN_SYSTEM = r"<|im_start|>system\nYou are a helpful assistant"
+_QWEN_VL_TYPES = ("qwen2vl", "qwen25vl", "qwen3vl", "qwen3vlmoe")
 QWEN = Family(
-    templates=(
-        ChatTemplate("qwen", _HELPFUL, CHATML_TURNS, _IM_END),
-        ChatTemplate("qwen2.5", _QWEN_PROMPT, CHATML_TURNS, _IM_END),
-        ChatTemplate("qwen2-vl", _HELPFUL, CHATML_TURNS, _IM_END, image_token="".join(_VISION)),
-        ChatTemplate("qwen3", None, CHATML_TURNS, _IM_END),
-        ChatTemplate("qwq", None, CHATML_TURNS, _IM_END),
-    ),
-    marks=(
-        Marks(
-            "qwen",
-            (*_CHATML, r"<|im_start|>system\nYou are a helpful assistant"),
-            without=("<|vision_start|>", "bos_token"),
-        ),
-        Marks("qwen2.5", (*_CHATML, _QWEN_PROMPT), without=("<|vision_start|>",)),
-        Marks(
-            "qwen2-vl",
-            (*_CHATML, *_VISION),
-            tokens=(*_CHATML, "<|vision_start|>", "<|image_pad|>"),
-            types=("qwen2vl", "qwen25vl", "qwen3vl", "qwen3vlmoe"),
-            ends=_IM_END,
-        ),
-        Marks("qwen2-vl", (*_CHATML, *_VISION)),
-        Marks("qwen3", (*_CHATML, "<think>", "</think>", "enable_thinking"), without=("<|vision_start|>",)),
-        Marks("qwen3", _CHATML, tokens=_CHATML, types=("qwen3", "qwen3moe", "qwen3next"), ends=_IM_END),
-        Marks(
-            "qwq", (*_CHATML, r"<|im_start|>assistant\n<think>\n", "</think>"), without=("enable_thinking",)
-        ),
-    ),
-    names=(
-        Named("qwen2-vl", r"qwen.*vl(?![a-z])"),
-        Named("qwen", r"(?:code)?qwen(?![-_]?3)(?!.*vl(?![a-z])).*(?:chat|instruct)(?![a-z])"),
-        Named("qwen3", r"qwen[-_]?3(?!.*vl(?![a-z]))"),
-        Named("qwq", r"qwq(?![a-z])"),
-    ),
+    ChatTemplate("qwen", _HELPFUL, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwen2.5", _QWEN_PROMPT, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwen2-vl", _HELPFUL, CHATML_TURNS, _IM_END, image_token="".join(_VISION)),
+    ChatTemplate("qwen3", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("qwq", None, CHATML_TURNS, _IM_END),
+    Marks("qwen", (*_CHATML, _QWEN_SYSTEM), without=("<|vision_start|>", "bos_token")),
+    Marks("qwen2.5", (*_CHATML, _QWEN_PROMPT), without=("<|vision_start|>",)),
+    Marks("qwen2-vl", (*_CHATML, *_VISION), (), (*_CHATML, *_VISION[:2]), _QWEN_VL_TYPES, _IM_END),
+    Marks("qwen2-vl", (*_CHATML, *_VISION)),
+    Marks("qwen3", (*_CHATML, "<think>", "</think>", "enable_thinking"), without=("<|vision_start|>",)),
+    Marks("qwen3", _CHATML, tokens=_CHATML, types=("qwen3", "qwen3moe", "qwen3next"), ends=_IM_END),
+    Marks("qwq", (*_CHATML, r"<|im_start|>assistant\n<think>\n", "</think>"), without=("enable_thinking",)),
+    Named("qwen2-vl", r"qwen.*vl(?![a-z])"),
+    Named("qwen", r"(?:code)?qwen(?![-_]?3)(?!.*vl(?![a-z])).*(?:chat|instruct)(?![a-z])"),
+    Named("qwen3", r"qwen[-_]?3(?!.*vl(?![a-z]))"),
+    Named("qwq", r"qwq(?![a-z])"),
 )
 
 # Yi: 1.5 writes the system prompt bare, before the first turn; VL writes `### Human:`.
@@ -100,29 +67,16 @@ _YI_VL_PROMPT = (
     " detailed and polite answers.这是一个好奇的人类和一个人工智能助手之间的对话。假设你扮演这个AI助手的"
     "角色。仔细阅读所有的图像，并对人类的问题做出信息丰富、有帮助、详细的和礼貌的回答。"
 )
+_YI_VL_TURNS = turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n"))
+_YI_MARKS = ("<|im_start|>user", "<|im_end|>", r"<|im_end|>\n<|im_start|>assistant\n")
 YI = Family(
-    templates=(
-        ChatTemplate("yi", None, CHATML_TURNS, _IM_END),
-        ChatTemplate("yi-1.5", None, {**CHATML_TURNS, "system": ("", "")}, _IM_END),
-        ChatTemplate(
-            "yi-vl",
-            _YI_VL_PROMPT,
-            turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
-            image_token=" <image_placeholder>\n",
-        ),
-    ),
-    marks=(
-        Marks(
-            "yi-1.5",
-            ("<|im_start|>user", "<|im_end|>", r"<|im_end|>\n<|im_start|>assistant\n"),
-            without=("<|im_start|>system", "<|im_start|>'"),
-        ),
-    ),
-    names=(
-        Named("yi-vl", r"yi-vl(?![a-z])"),
-        Named("yi-1.5", r"yi-1\.5.*chat(?![a-z])"),
-        Named("yi", r"yi-(?:coder|(?!1\.5)\d+b).*chat(?![a-z])"),
-    ),
+    ChatTemplate("yi", None, CHATML_TURNS, _IM_END),
+    ChatTemplate("yi-1.5", None, {**CHATML_TURNS, "system": ("", "")}, _IM_END),
+    ChatTemplate("yi-vl", _YI_VL_PROMPT, _YI_VL_TURNS, image_token=" <image_placeholder>\n"),
+    Marks("yi-1.5", _YI_MARKS, without=("<|im_start|>system", "<|im_start|>'")),
+    Named("yi-vl", r"yi-vl(?![a-z])"),
+    Named("yi-1.5", r"yi-1\.5.*chat(?![a-z])"),
+    Named("yi", r"yi-(?:coder|(?!1\.5)\d+b).*chat(?![a-z])"),
 )
 
 # InternVL 2.5 and 3, Intern-S1: each has its own system prompt.
@@ -143,37 +97,25 @@ _INTERN_S1 = (
 )
 _ACTION_END = ("<|im_end|>", "<|action_end|>")
 INTERN = Family(
-    templates=(
-        ChatTemplate("internvl-2-5", _INTERNVL, CHATML_TURNS, _ACTION_END),
-        ChatTemplate("internvl3", _INTERNVL, CHATML_TURNS, _IM_END),
-        ChatTemplate("interns1", _INTERN_S1, CHATML_TURNS, _ACTION_END),
-    ),
-    marks=(
-        Marks("internvl3", (*_CHATML, "<IMG_CONTEXT>")),
-        Marks("interns1", (*_CHATML, "Intern-S1")),
-    ),
-    names=(
-        Named("internvl-2-5", r"internvl2[_.-]5"),
-        Named("internvl3", r"internvl-?3"),
-        Named("interns1", r"intern-?s1"),
-    ),
+    ChatTemplate("internvl-2-5", _INTERNVL, CHATML_TURNS, _ACTION_END),
+    ChatTemplate("internvl3", _INTERNVL, CHATML_TURNS, _IM_END),
+    ChatTemplate("interns1", _INTERN_S1, CHATML_TURNS, _ACTION_END),
+    Marks("internvl3", (*_CHATML, "<IMG_CONTEXT>")),
+    Marks("interns1", (*_CHATML, "Intern-S1")),
+    Named("internvl-2-5", r"internvl2[_.-]5"),
+    Named("internvl3", r"internvl-?3"),
+    Named("interns1", r"intern-?s1"),
 )
 
 # SmolLM 2 and 3. SmolLM3's own template puts a date and its modes before the system prompt; this does not.
 _SMOLLM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SMOLLM = Family(
-    templates=(
-        ChatTemplate("smollm2", _SMOLLM_PROMPT, CHATML_TURNS, _IM_END),
-        ChatTemplate("smollm3", None, CHATML_TURNS, _IM_END),
-    ),
-    marks=(
-        Marks("smollm2", (*_CHATML, _SMOLLM_PROMPT)),
-        Marks(
-            "smollm3",
-            (*_CHATML, "## Metadata", "Reasoning Mode", "/no_think", "<think>", "</think>"),
-        ),
-    ),
-    names=(Named("smollm2", r"smollm2.*instruct(?![a-z])"), Named("smollm3", r"smollm3")),
+    ChatTemplate("smollm2", _SMOLLM_PROMPT, CHATML_TURNS, _IM_END),
+    ChatTemplate("smollm3", None, CHATML_TURNS, _IM_END),
+    Marks("smollm2", (*_CHATML, _SMOLLM_PROMPT)),
+    Marks("smollm3", (*_CHATML, "## Metadata", "Reasoning Mode", "/no_think", "<think>", "</think>")),
+    Named("smollm2", r"smollm2.*instruct(?![a-z])"),
+    Named("smollm3", r"smollm3"),
 )
 
 # DBRX Instruct: the line break is before a turn instead of after it.
@@ -193,19 +135,13 @@ _DBRX_PROMPT = (
     "YOU DO NOT MENTION ANY OF THIS INFORMATION ABOUT YOURSELF UNLESS THE INFORMATION IS DIRECTLY PERTI"
     "NENT TO THE USER'S QUERY."
 )
+_DBRX_TURNS = turns(
+    ("<|im_start|>system\n", "<|im_end|>"),
+    ("\n<|im_start|>user\n", "<|im_end|>"),
+    ("\n<|im_start|>assistant\n", "<|im_end|>"),
+)
 DBRX = Family(
-    templates=(
-        ChatTemplate(
-            "dbrx-instruct",
-            _DBRX_PROMPT,
-            turns(
-                ("<|im_start|>system\n", "<|im_end|>"),
-                ("\n<|im_start|>user\n", "<|im_end|>"),
-                ("\n<|im_start|>assistant\n", "<|im_end|>"),
-            ),
-            _IM_END,
-        ),
-    ),
-    marks=(Marks("dbrx-instruct", (*_CHATML, "You are DBRX")),),
-    names=(Named("dbrx-instruct", r"dbrx.*instruct(?![a-z])"),),
+    ChatTemplate("dbrx-instruct", _DBRX_PROMPT, _DBRX_TURNS, _IM_END),
+    Marks("dbrx-instruct", (*_CHATML, "You are DBRX")),
+    Named("dbrx-instruct", r"dbrx.*instruct(?![a-z])"),
 )

@@ -6,11 +6,11 @@ Qwen2.5-Coder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import MappingProxyType
 
+from runtime.formats.chat.registry import TemplateTable
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import UnknownName
 
@@ -43,16 +43,13 @@ class CompletionTemplate:
         return (self.begin, self.middle, self.end)
 
 
-_TEMPLATES: dict[str, CompletionTemplate] = {
-    template.name: template
-    for template in (
-        CompletionTemplate(
-            "deepseek-coder", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", HoleAt.MIDDLE
-        ),
-        CompletionTemplate("star_coder", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", HoleAt.END),
-        CompletionTemplate("qwen-coder", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", HoleAt.END),
-    )
-}
+_TEMPLATES = (
+    CompletionTemplate("deepseek-coder", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", HoleAt.MIDDLE),
+    CompletionTemplate("star_coder", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", HoleAt.END),
+    CompletionTemplate("qwen-coder", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", HoleAt.END),
+)
+completion_template_registry = TemplateTable("completion template", {one.name: one for one in _TEMPLATES})
+"""Name -> template, every registered one."""
 
 
 def register_completion_template(
@@ -60,18 +57,12 @@ def register_completion_template(
 ) -> CompletionTemplate:
     """Register `template` under its name. Raises ValueError if the name is taken by another one, unless
     `replace`."""
-    if not replace and _TEMPLATES.get(template.name, template) != template:
-        raise ValueError(f"another completion template is registered as {template.name!r}; pass replace=True")
-    _TEMPLATES[template.name] = template
-    return template
+    return completion_template_registry.register(template.name, template, replace=replace)
 
 
 def get_completion_template(name: str) -> CompletionTemplate:
     """The template registered under `name`; UnknownName (a KeyError) lists the known ones."""
-    template = _TEMPLATES.get(name)
-    if template is None:
-        raise UnknownName(f"unknown completion template {name!r}; known: {', '.join(sorted(_TEMPLATES))}")
-    return template
+    return completion_template_registry.load(name)
 
 
 def choose_completion_template(name: str | None) -> CompletionTemplate | None:
@@ -92,7 +83,3 @@ def fitting_completion_templates(knows: Callable[[str], bool]) -> list[Completio
         if all(knows(mark) for mark in template.stop_str):
             templates.setdefault((template.begin, template.middle, template.end, template.hole), template)
     return list(templates.values())
-
-
-completion_template_registry: Mapping[str, CompletionTemplate] = MappingProxyType(_TEMPLATES)
-"""Name -> template, every registered one; read only."""

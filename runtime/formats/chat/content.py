@@ -48,8 +48,7 @@ def process_content_for_template_format(
     reads_media = use_dpsk_v32_encoding or content_format == "openai"
     texts: list[str] = []
     parts: list[dict[str, Any]] = []
-    media: list[tuple[str, ImageData | str]] = []
-    part_modalities: list[str | list[str]] = []
+    media: dict[str, list[Any]] = {"image": [], "video": [], "audio": [], "modalities": []}
     for at, part in enumerate(content):
         if not isinstance(part, dict):
             continue
@@ -60,14 +59,13 @@ def process_content_for_template_format(
             parts.append(dict(part))
         elif reads_media and isinstance(kind, str) and kind in MEDIA_SLOTS:
             slot = MEDIA_SLOTS[kind]
-            media.append((slot, _source(part, kind, path)))
+            media[slot].append(_source(part, kind, path))
             parts.append({"type": slot})
             if (one := _modalities(part, path)) is not None:
-                part_modalities.append(one)
-    lists: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
-    for slot, source in media:
-        lists[slot].append(source)
-    modalities += part_modalities
+                media["modalities"].append(one)
+    lists: tuple[list[Any], ...] = (image_data, video_data, audio_data, modalities)
+    for target, more in zip(lists, media.values(), strict=True):
+        target.extend(more)
     as_parts = content_format == "openai" and not use_dpsk_v32_encoding
     return {**kept, "content": parts if as_parts else " ".join(texts)}
 

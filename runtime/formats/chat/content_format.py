@@ -117,9 +117,7 @@ def _conversations(mine: Mapping[str, Any], question: Mapping[str, Any]) -> Iter
 
 def _iterates_content(loop: nodes.For) -> bool:
     """Whether it iterates over the field `content` of anything."""
-    fields = loop.iter.find_all((nodes.Getattr, nodes.Getitem))
-    outermost = [loop.iter] if isinstance(loop.iter, (nodes.Getattr, nodes.Getitem)) else []
-    for node in [*outermost, *fields]:
+    for node in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem))):
         match node:
             case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
                 return True

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -52,7 +51,7 @@ class ControlTokens:
         self._marks = re.compile(_MARK)
         self._all = _any_of(self._texts)
         self._structure = _any_of(text for text in self._texts if text not in tagged)
-        self._known = _any_of(known) if known else None
+        self._known = re.compile(f"({_any_of(known).pattern})") if known else None
 
     def hide(self, message: Message) -> Message:
         """The message with placeholders for the control tokens in all of its fields, except the content and
@@ -66,7 +65,10 @@ class ControlTokens:
             content = self._hidden(pattern, content)
         else:
             # The sources of other parts are not text of the prompt.
-            content = [self._walk(pattern, part) if _is_text(part) else part for part in content]
+            content = [
+                self._walk(pattern, part) if isinstance(part, dict) and part.get("type") == "text" else part
+                for part in content
+            ]
         return msgspec.structs.replace(
             message,
             role=message.role if _WORD.fullmatch(message.role) else self.hide_text(message.role),
@@ -108,13 +110,9 @@ class ControlTokens:
         the template's own control tokens to the next."""
         if _PLACEHOLDER.search(text) is None:
             return [Span(text, plain=False)]
-        bounds = [0, len(text)]
-        for match in self._known.finditer(text) if self._known is not None else ():
-            bounds += [match.start(), match.end()]
-        bounds = sorted(set(bounds))
         spans: list[Span] = []
-        for start, end in pairwise(bounds):
-            piece = text[start:end]
+        # The group makes split() return the control tokens between the other pieces.
+        for piece in filter(None, self._known.split(text) if self._known is not None else [text]):
             plain = _PLACEHOLDER.search(piece) is not None
             if plain:
                 spans.append(Span(self.shown(piece), plain=True))
@@ -194,10 +192,6 @@ _HTML = re.compile(
     r"figure|font|footer|form|h[1-6]|head|header|hr|html|i|img|input|ins|label|li|main|mark|nav|ol|option|p|pre|"
     r"s|section|small|span|strike|strong|sub|sup|svg|table|tbody|td|textarea|tfoot|th|thead|title|tr|tt|u|ul)/?>"
 )
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text"
 
 
 def _too_deep() -> BadRequest:

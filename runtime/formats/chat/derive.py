@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
+from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle, common_prefix
 from runtime.protocol.errors import TemplateError
 
 _U, _A, _S = "Sq7user0", "Sq7assistant0", "Sq7system0"
@@ -105,60 +105,67 @@ def after_reply(jinja: JinjaChatTemplate) -> str:
 class _Deriver:
     def __init__(self, jinja: JinjaChatTemplate, name: str, seed: int) -> None:
         self._jinja, self._name, self._random = jinja, name, random.Random(seed)
-        self._bos = jinja.bos_token
         self._reasons: list[str] = []
-        self._end, self._last_differs = "", False
+        # The begin-of-text token that it writes, and the end of a conversation that is not continued.
+        self._bos, self._end = "", ""
+        self._last_differs = False
         self._until = time.monotonic() + _PATIENCE_S
 
     def derive(self) -> Derivation:
         self._jinja.check()
         try:
-            first = self._render(_turn("user", _U))
+            closed, opened = self._render(_turn("user", _U)), self._render(_turn("user", _U), open=True)
         except TemplateError as error:
-            self._note(f"refuses plain conversations: {error.message}")
+            self._note_refusal(error)
             return Derivation(reasons=tuple(self._reasons))
-        bos = self._bos if self._bos and first.startswith(self._bos) else ""
-        append_only, keeps = self._append_only(), self._keeps_reasoning()
-        reuses = self._reuses_replies()
+        bos, eos = self._jinja.bos_token, self._jinja.eos_token
+        self._bos = bos if closed.startswith(bos) else ""
+        if eos and closed.endswith(eos) and not opened.startswith(closed):
+            self._note(f"ends a conversation that is not continued with {eos!r}")
+            self._end, closed = eos, closed.removesuffix(eos)
+        opening = opened.removeprefix(closed) if opened.startswith(closed) else None
+        append_only, keeps, reuses = self._append_only(), self._keeps_reasoning(), self._reuses_replies()
         dated = any("strftime_now" in source for source in self._jinja.sources.values())
         if dated or "date_string" in self._jinja.reads:
             self._note("writes the date: a conversation rendered tomorrow may begin differently")
         template, preamble = None, ""
         try:
-            template, preamble = self._shape(bos)
+            template, preamble = self._shape(closed.removeprefix(self._bos), opening)
         except _Odd as odd:
             self._note(str(odd))
         except TemplateError as error:
-            self._note(f"refuses plain conversations: {error.message}")
-        opening, reasons = self._opening(), tuple(dict.fromkeys(self._reasons))
-        return Derivation(template, append_only, keeps, reuses, opening, bos, preamble, reasons)
+            self._note_refusal(error)
+        reasons = tuple(dict.fromkeys(self._reasons))
+        return Derivation(template, append_only, keeps, reuses, opening or "", self._bos, preamble, reasons)
 
     def _note(self, reason: str) -> None:
         self._reasons.append(reason if len(reason) <= _SHOWN else f"{reason[: _SHOWN - 3]}...")
 
+    def _note_refusal(self, error: TemplateError) -> None:
+        self._note(f"refuses plain conversations: {error.message}")
+
     # -- reading the pieces off ------------------------------------------------------------------------------
 
-    def _shape(self, bos: str) -> tuple[ChatTemplate, str]:
+    def _shape(self, closed: str, opening: str | None) -> tuple[ChatTemplate, str]:
+        """The template and its preamble. closed, opening: one turn of the user, and the text that opens the
+        reply to it."""
         user, reply = _turn("user", _U), _turn("assistant", _A)
-        self._end = self._ending()
-        closed = self._closed(bos, user)
-        two = self._closed(bos, user, reply)
+        two = self._closed(user, reply)
         head, between, between_again, tail = _cut(
-            self._closed(bos, user, reply, _turn("user", _U + "1")), _U, _A, _U + "1"
+            self._closed(user, reply, _turn("user", _U + "1")), _U, _A, _U + "1"
         )
-        opened = self._render(user, open=True).removeprefix(bos)
-        if not opened.startswith(closed):
+        if opening is None:
             raise _Odd("changes the text of earlier turns when a reply is opened")
         if not closed.startswith(head + _U):
             raise _Odd(f"{_PLACES}: the first turn changes when others are added")
-        offered, user_suffix = opened.removeprefix(closed), closed.removeprefix(head + _U)
+        user_suffix = closed.removeprefix(head + _U)
         if tail != user_suffix or not between.startswith(user_suffix):
             raise _Odd(f"{_PLACES}: a user's last turn ends differently")
         assistant_prefix = between.removeprefix(user_suffix)
         assistant_suffix = two.rpartition(_A)[2]
         later_prefix = between_again.removeprefix(assistant_suffix)
         if not between_again.startswith(assistant_suffix) or not head.endswith(later_prefix):
-            shared = _shared(between_again[::-1], head[::-1])
+            shared = common_prefix(between_again[::-1], head[::-1])
             later_prefix = head[len(head) - shared :]
             assistant_suffix = between_again[: len(between_again) - len(later_prefix)]
             if user_suffix and not assistant_suffix and later_prefix.startswith(user_suffix):
@@ -170,54 +177,46 @@ class _Deriver:
         preamble = head[: len(head) - len(later_prefix)]
         default = None
         try:
-            system, style = self._system(bos, later_prefix, user_suffix)
+            system, style = self._system(later_prefix, user_suffix)
         except _Odd as odd:
             self._note(str(odd))
             system, style = None, ChatTemplateStyle.PLAIN
         if preamble:
-            default = self._default_system(preamble, system)
+            before, after = system or ("", "")
+            inner = preamble.removeprefix(before).removesuffix(after)
+            default = inner if system is not None and before + inner + after == preamble else None
             self._note(f"begins every conversation with text of its own: {preamble[:60]!r}")
-        if offered != assistant_prefix:
-            self._note(f"opens a reply in another way than it writes one: {offered!r}, {assistant_prefix!r}")
+        if opening != assistant_prefix:
+            self._note(f"opens a reply in another way than it writes one: {opening!r}, {assistant_prefix!r}")
         roles = {"user": (later_prefix, user_suffix), "assistant": (assistant_prefix, assistant_suffix)}
         if system is not None:
             roles["system"] = system
         end = assistant_suffix.strip()
         template = ChatTemplate(self._name, default, roles, (end,) if end else (), style=style)
-        wrong = self._verify(template, bos, preamble, system is not None)
+        wrong = self._verify(template, preamble, system is not None)
         if wrong is not None and system is not None:
             # Without a system message the rest may still have the shape.
             others = {role: texts for role, texts in roles.items() if role != "system"}
             template = ChatTemplate(self._name, None, others, template.stop_str)
-            if self._verify(template, bos, preamble, False) is None:
+            if self._verify(template, preamble, False) is None:
                 self._note("moves a system message, depending on the turns after it")
                 wrong = None
         if wrong is not None:
             raise _Odd(f"is not verified: it writes a random conversation differently: {wrong}")
         return template, preamble
 
-    def _ending(self) -> str:
-        """The text that ends a conversation which is not continued, if the template has one."""
-        eos = self._jinja.eos_token
-        closed, opened = self._render(_turn("user", _U)), self._render(_turn("user", _U), open=True)
-        if not eos or not closed.endswith(eos) or opened.startswith(closed):
-            return ""
-        self._note(f"ends a conversation that is not continued with {eos!r}")
-        return eos
+    def _closed(self, *turns: Mapping[str, Any]) -> str:
+        return self._render(*turns).removeprefix(self._bos).removesuffix(self._end)
 
-    def _closed(self, bos: str, *turns: Mapping[str, Any]) -> str:
-        return self._render(*turns).removeprefix(bos).removesuffix(self._end)
-
-    def _system(
-        self, bos: str, user_prefix: str, user_suffix: str
-    ) -> tuple[tuple[str, str] | None, ChatTemplateStyle]:
+    def _system(self, user_prefix: str, user_suffix: str) -> tuple[tuple[str, str] | None, ChatTemplateStyle]:
+        count, refusal = 0, ""
         try:
-            text = self._closed(bos, _turn("system", _S), _turn("user", _U))
+            text = self._closed(_turn("system", _S), _turn("user", _U))
+            count = text.count(_S)
         except TemplateError as error:
-            self._note(f"refuses a system message: {error.message}")
-            return None, ChatTemplateStyle.PLAIN
-        if text.count(_S) != 1:
-            self._note(f"prints the text of a system message {text.count(_S)} times")
+            refusal = f"refuses a system message: {error.message}"
+        if count != 1:
+            self._note(refusal or f"prints the text of a system message {count} times")
             return None, ChatTemplateStyle.PLAIN
         before, between, after = _cut(text, _S, _U)
         if after != user_suffix:
@@ -225,7 +224,7 @@ class _Deriver:
         if between.endswith(user_prefix):
             suffix = between[: len(between) - len(user_prefix)]
             try:
-                alone = self._closed(bos, _turn("system", _S))
+                alone = self._closed(_turn("system", _S))
             except TemplateError:
                 alone = before + _S + suffix
             if not user_prefix or alone == before + _S + suffix:
@@ -235,34 +234,26 @@ class _Deriver:
             return (before.removeprefix(user_prefix), between), ChatTemplateStyle.LLAMA2
         raise _Odd("puts the system message into a user's turn, and not before the user's text")
 
-    def _default_system(self, preamble: str, system: tuple[str, str] | None) -> str | None:
-        """The default system prompt, if the preamble is one."""
-        prefix, suffix = system or ("", "")
-        inner = preamble.removeprefix(prefix).removesuffix(suffix)
-        return inner if system is not None and prefix + inner + suffix == preamble else None
-
     # -- what holds of the whole -----------------------------------------------------------------------------
 
     def _append_only(self) -> bool:
         """Whether each conversation's text is a prefix of the longer one's."""
         turns = [_turn("user", "one"), _turn("assistant", "two"), _turn("user", "three"),
                  _turn("assistant", "four"), _turn("user", "five")]  # fmt: skip
-        try:
-            texts = [self._render(*turns[:count]) for count in range(1, len(turns) + 1)]
-        except TemplateError as error:
-            self._note(f"refuses plain conversations: {error.message}")
-            return False
-        system = _turn("system", "zero")
-        try:
-            with_system = [self._render(system, *turns[:count]) for count in range(1, len(turns) + 1)]
-        except TemplateError:
-            with_system = []  # refused system messages are noted elsewhere
-        for shorter, longer in (*pairwise(texts), *pairwise(with_system)):
-            if not longer.startswith(shorter):
-                at = _shared(shorter, longer)
-                changed = shorter[max(0, at - 20) : at + 20]
-                self._note(f"changes the text of earlier turns when turns are added: {changed!r}")
+        for before in ([], [_turn("system", "zero")]):
+            try:
+                texts = [self._render(*before, *turns[:count]) for count in range(1, len(turns) + 1)]
+            except TemplateError as error:
+                if before:
+                    break  # refused system messages are noted elsewhere
+                self._note_refusal(error)
                 return False
+            for shorter, longer in pairwise(texts):
+                if not longer.startswith(shorter):
+                    at = common_prefix(shorter, longer)
+                    changed = shorter[max(0, at - 20) : at + 20]
+                    self._note(f"changes the text of earlier turns when turns are added: {changed!r}")
+                    return False
         return True
 
     def _reuses_replies(self) -> bool:
@@ -270,16 +261,16 @@ class _Deriver:
         question, reply, more = _turn("user", "one"), _turn("assistant", "two"), _turn("user", "three")
         for before in ((), (_turn("system", "zero"),)):
             try:
-                so_far = self._render(*before, question, open=True) + "two"
-                if so_far == self._render(*before, question) + "two":
+                opened = self._render(*before, question, open=True)
+                if opened == self._render(*before, question):
                     # The generation prompt is empty; the reply's own prefix opens it.
-                    so_far = self._render(*before, question, reply).rpartition("two")[0] + "two"
+                    opened = self._render(*before, question, reply).rpartition("two")[0]
                 later = self._render(*before, question, reply, more, open=True)
             except TemplateError:
                 if before:
                     continue
                 return False
-            if not later.startswith(so_far):
+            if not later.startswith(opened + "two"):
                 return False
         return True
 
@@ -298,32 +289,29 @@ class _Deriver:
                 return False
         return True
 
-    def _verify(self, template: ChatTemplate, bos: str, preamble: str, system: bool) -> str | None:
+    def _verify(self, template: ChatTemplate, preamble: str, system: bool) -> str | None:
         """Compare random conversations; returns the first difference, or None."""
         trims = self._trims(system)
         if trims:
             self._note("trims the text of turns")
         for round_ in range(_ROUNDS):
-            turns: list[dict[str, str]] = []
             with_system = system and round_ % 2 == 1
-            if with_system:
-                turns.append(_turn("system", self._text(trims)))
+            turns = [_turn("system", self._text(trims))] if with_system else []
             for _ in range(self._random.randint(1, 4)):
                 turns += [_turn("user", self._text(trims)), _turn("assistant", self._text(trims))]
             if self._last_differs or self._random.random() < 0.5:
                 turns.pop()
-            expected = self._closed("", *turns)
-            derived = bos + ("" if with_system else preamble) + template.get_prompt(turns)
+            expected = self._render(*turns).removesuffix(self._end)
+            derived = self._bos + ("" if with_system else preamble) + template.get_prompt(turns)
             if derived != expected:
-                at = max(0, _shared(derived, expected) - 24)
+                at = max(0, common_prefix(derived, expected) - 24)
                 return f"{expected[at : at + 48]!r} instead of {derived[at : at + 48]!r}"
         return None
 
     def _trims(self, system: bool) -> bool:
         for space in ("  ", "\n\n\n"):
-            turns = [_turn("user", f"{space}{_U}{space}"), _turn("assistant", f"{space}{_A}{space}")]
-            if system:
-                turns.insert(0, _turn("system", f"{space}{_S}{space}"))
+            marks = [("system", _S)] * system + [("user", _U), ("assistant", _A)]
+            turns = [_turn(role, f"{space}{mark}{space}") for role, mark in marks]
             text = self._render(*turns, _turn("user", "x"))
             if any(turn["content"] not in text for turn in turns):
                 return True
@@ -333,15 +321,6 @@ class _Deriver:
         letters = "abc XYZ 019 .,:;!?'\"(){}[]<>|/\\#*_-+=%&\n\tüß한국어🦊"
         text = "".join(self._random.choice(letters) for _ in range(self._random.randint(1, 24)))
         return (text.strip() or "x") if trims else text
-
-    def _opening(self) -> str:
-        """The text that opens a reply; "" if that is unknown."""
-        user = _turn("user", _U)
-        try:
-            closed, opened = self._closed("", user), self._render(user, open=True)
-        except TemplateError:
-            return ""
-        return opened.removeprefix(closed) if opened.startswith(closed) else ""
 
     def _render(self, *turns: Mapping[str, Any], open: bool = False) -> str:
         if time.monotonic() > self._until:
@@ -366,9 +345,3 @@ def _cut(text: str, *marks: str) -> list[str]:
         if rest.count(mark) and not any(mark in other and mark != other for other in marks):
             raise _Odd(f"prints {mark!r} of the turns {list(marks)} again")
     return [*pieces, rest]
-
-
-def _shared(one: str, other: str) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

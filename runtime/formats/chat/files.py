@@ -53,18 +53,14 @@ def load_chat_template(
 
 
 def _loaded(
-    spec: str | Path | Mapping[str, str], variables: Mapping[str, str] | None, name: str | None
+    spec: Any, variables: Mapping[str, str] | None, name: str | None
 ) -> ChatTemplate | JinjaChatTemplate:
-    match spec:
-        case Mapping():
-            return named_templates(spec, variables, name)
-        case str() | Path():
-            text = str(spec)
-        case _:
-            raise ModelLoadError(
-                f"is a name, a path, Jinja text or a mapping of names to texts, got {type(spec).__name__}",
-                where="chat_template",
-            )
+    if isinstance(spec, Mapping):
+        return named_templates(spec, variables, name)
+    if not isinstance(spec, str | Path):
+        what = f"is a name, a path, Jinja text or a mapping of names to texts, got {type(spec).__name__}"
+        raise ModelLoadError(what, where="chat_template")
+    text = str(spec)
     if text in CHAT_TEMPLATES:
         refuse_name(name, f"the registered template {text!r}")
         return CHAT_TEMPLATES.load(text)
@@ -134,28 +130,28 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> dic
     return _sources(tokenizer_config, folder / "tokenizer_config.json")
 
 
+class _Named(msgspec.Struct):
+    name: str
+    template: str
+
+
 def _sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
-    entries: list[Any] = []
-    match data.get("chat_template"):
+    try:
+        read = msgspec.convert(data.get("chat_template"), str | dict[str, str] | list[_Named] | None)
+    except msgspec.ValidationError:
+        read = []
+    match read:
         case None | "":
             return {}
-        case str(text):
-            return {"default": text}
-        case {**named}:
-            entries = [{"name": name, "template": text} for name, text in named.items()]
-        case [*listed]:
-            entries = listed
-    sources: dict[str, str] = {}
-    for entry in entries or [None]:
-        match entry:
-            case {"name": str(name), "template": str(text)}:
-                sources[name] = text
-            case _:
-                raise ModelLoadError(
-                    '"chat_template" is neither a text nor texts by name, nor a list of named texts',
-                    where=str(path),
-                )
-    return sources
+        case str():
+            return {"default": read}
+        case dict() if read:
+            return read
+        case [_, *_]:
+            return {one.name: one.template for one in read if isinstance(one, _Named)}
+    raise ModelLoadError(
+        '"chat_template" is neither a text nor texts by name, nor a list of named texts', where=str(path)
+    )
 
 
 def _exists(text: str) -> bool:

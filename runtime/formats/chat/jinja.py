@@ -7,7 +7,8 @@ controls and `{% generation %}`. It knows template text and plain dicts; not tok
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
@@ -229,20 +230,11 @@ def _text_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _location(name: str, error: BaseException | None) -> str:
+def _location(name: str, error: BaseException) -> str:
     """`chat_template`, with the name if there are several, and the line in the template if it is known."""
     location = "chat_template" if name == "default" else f"chat_template[{name}]"
-    line = getattr(error, "lineno", None)
-    if line is None and error is not None:
-        for frame_line in _template_lines(error):
-            line = frame_line
+    # jinja2 rewrites its tracebacks to the template's lines.
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
+    line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
     return f"{location}:{line}" if line else location
-
-
-def _template_lines(error: BaseException) -> Iterator[int]:
-    """The template's lines in the error's traceback; jinja2 rewrites its tracebacks to them."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<template>":
-            yield trace.tb_lineno
-        trace = trace.tb_next

@@ -95,19 +95,13 @@ def match_checkpoint(
     """Name of the template that a checkpoint's own marks indicate, or None.
 
     jinja: the text of its chat template; special_tokens: their texts, used only without a Jinja text;
-    architecture: its model type or architecture class. The most specific marks win; if the marks of two
-    templates are equally specific, the result is None.
+    architecture: its model type or architecture class. The most specific marks win; None if the marks of two
+    templates are equally specific.
 
-    Special tokens alone show the format of a family, not that this checkpoint was trained on it: base Llama 3
-    has every token of Llama 3 Instruct. So if `eos_tokens` (the tokens that end its generations, from all of
-    its files) or `model_names` (its paths or ids, best known first) are given, other evidence is needed:
-
-    - it generates until a token that ends a turn (`Marks.ends`), such as `<|eot_id|>`, or
-    - a name indicates that it chats: a family's rule matches it, or it contains a word such as instruct or
-      chat;
-    - and no earlier name indicates that it does not (base, pretrained, embedding, reward, ...).
-
-    With neither given, the tokens are enough.
+    Special tokens alone show a family's format, not that this checkpoint was trained on it: base Llama 3 has
+    every token of Llama 3 Instruct. So if `eos_tokens` (the tokens that end its generations) or `model_names`
+    (its paths or ids, best known first) are given, it must also generate until a token that ends a turn
+    (`Marks.ends`), or a name must show that it chats; and no earlier name may show that it does not.
     """
     marks = _best_marks(jinja, frozenset(special_tokens), _kind(architecture))
     if marks is None:
@@ -165,15 +159,13 @@ def _score(marks: Marks, jinja: str | None, tokens: frozenset[str], kind: str) -
     """0 if the marks do not match; else how many there are."""
     if marks.types and kind not in marks.types:
         return 0
-    known_type = 1 if marks.types else 0
     if not jinja:
-        held = len(marks.tokens) if marks.tokens and tokens.issuperset(marks.tokens) else 0
-        return held + known_type if held else 0
-    if not all(_with_newlines(text) in jinja for text in marks.jinja):
-        return 0
-    if any(_with_newlines(text) in jinja for text in marks.without):
-        return 0
-    return len(marks.jinja) + known_type
+        matched = len(marks.tokens) if tokens.issuperset(marks.tokens) else 0
+    elif any(_with_newlines(text) in jinja for text in marks.without):
+        matched = 0
+    else:
+        matched = len(marks.jinja) if all(_with_newlines(text) in jinja for text in marks.jinja) else 0
+    return matched + 1 if matched and marks.types else matched
 
 
 def _with_newlines(text: str) -> str:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from runtime.formats.chat.families import FAMILIES
 from runtime.formats.chat.template import ChatTemplate
-from runtime.protocol.registry import Registry, UnknownName
+from runtime.protocol.registry import Registry, UnknownName, near
 
 BUILT_IN: Mapping[str, ChatTemplate] = {
     template.name: template for family in FAMILIES for template in family.templates
 }
 
 
-class ChatTemplateTable(Registry[ChatTemplate], Mapping[str, ChatTemplate]):
+T = TypeVar("T")
+
+
+class TemplateTable(Registry[T], Mapping[str, T]):
     """Templates as objects, and plug-ins of third parties, which are loaded when they are read."""
 
-    def __init__(self) -> None:
-        super().__init__("chat template", {})
-        self._templates = dict(BUILT_IN)
+    def __init__(self, kind: str, templates: Mapping[str, T]) -> None:
+        super().__init__(kind, {})
+        self._templates = dict(templates)
 
     def names(self) -> list[str]:
         return sorted({*super().names(), *self._templates})
@@ -28,13 +31,13 @@ class ChatTemplateTable(Registry[ChatTemplate], Mapping[str, ChatTemplate]):
     def __len__(self) -> int:
         return len(self.names())
 
-    def __getitem__(self, name: str) -> ChatTemplate:
+    def __getitem__(self, name: str) -> T:
         return self.load(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._templates or super().__contains__(name)
 
-    def load(self, name: str) -> ChatTemplate:
+    def load(self, name: str) -> T:
         """The template called `name`; UnknownName (a KeyError) lists the known ones, a similar one first."""
         template = self._templates.get(name)
         if template is not None:
@@ -55,16 +58,14 @@ class ChatTemplateTable(Registry[ChatTemplate], Mapping[str, ChatTemplate]):
         begun = [known for letters, known in plain.items() if letters.startswith(letters_of_name)]
         if begun:
             return plain.get(letters_of_name) or min(begun, key=len)
-        alike = difflib.get_close_matches(letters_of_name, plain, n=1, cutoff=0.7)
-        return plain[alike[0]] if alike else None
+        return plain.get(near(letters_of_name, plain, 0.7) or "")
 
-    def register(self, template: ChatTemplate, *, replace: bool = False) -> ChatTemplate:
-        if not replace and template.name in self and self.load(template.name) != template:
+    def register(self, name: str, template: T, *, replace: bool = False) -> T:
+        if not replace and name in self and self.load(name) != template:
             raise ValueError(
-                f"another chat template is registered as {template.name!r}; choose another name, or pass "
-                "replace=True"
+                f"another {self.kind} is registered as {name!r}; choose another name, or pass replace=True"
             )
-        self._templates[template.name] = template
+        self._templates[name] = template
         return template
 
 
@@ -72,9 +73,7 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.split(r"[/\\]", name)[-1].lower())
 
 
-CHAT_TEMPLATES = ChatTemplateTable()
-
-
+CHAT_TEMPLATES = TemplateTable("chat template", BUILT_IN)
 chat_template_registry: Mapping[str, ChatTemplate] = CHAT_TEMPLATES
 """Name -> template, every registered one."""
 
@@ -82,7 +81,7 @@ chat_template_registry: Mapping[str, ChatTemplate] = CHAT_TEMPLATES
 def register_chat_template(template: ChatTemplate, *, replace: bool = False) -> ChatTemplate:
     """Register `template` under its name, for this process. Registering the same template twice is allowed;
     raises ValueError if the name is taken by another one, unless `replace`."""
-    return CHAT_TEMPLATES.register(template, replace=replace)
+    return CHAT_TEMPLATES.register(template.name, template, replace=replace)
 
 
 def get_chat_template(name: str) -> ChatTemplate:

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -23,7 +23,7 @@ from runtime.formats.chat.content import (
     process_content_for_template_format,
 )
 from runtime.formats.chat.registry import CHAT_TEMPLATES
-from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.chat.template import ChatTemplate, common_prefix
 from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.messages import RAW_ROLE, ImageData, Message
 
@@ -81,24 +81,29 @@ def render(
 
     A content of parts is passed to a Jinja template as parts if it prints them, else as its text parts joined
     with one space. A ChatTemplate writes its image_token for an image or a video and its audio_token for
-    audio, with nothing around them; consecutive texts are joined with one space. image_token: the text for an
-    image outside of turns, if the template does not define it.
+    audio; it drops the reasoning of replies. image_token: the text for an image outside of turns, if the
+    template does not define it.
 
-    An open assistant turn continues the template's own generation prompt, if it has one, so that the text of
-    a continued turn extends the text it began with. The reasoning of replies is passed to a Jinja template as
-    `message.reasoning_content`; most drop that of earlier replies. A ChatTemplate has no field for it and
-    drops it.
-
-    Raises BadRequest for a part of an unknown type or a malformed one. Raises TemplateError, a BadRequest, if
-    there is no template, an open turn is not the last, media are outside of turns without a ChatTemplate, the
-    template refuses, or it rewrites earlier turns although raw text is between turns.
+    An open assistant turn continues the template's own generation prompt, if it has one. Raises BadRequest
+    for a part of an unknown type or a malformed one; TemplateError, a BadRequest, if there is no template, an
+    open turn is not the last, media are outside of turns without a ChatTemplate, the template refuses, or it
+    rewrites earlier turns although raw text is between turns.
     """
     for index, message in enumerate(messages[:-1]):
         if message.open and message.role != RAW_ROLE:
             raise TemplateError("only the last message can be open", where=f"messages[{index}]")
-    media = _media(messages)
+    # Images, videos, audios, modalities.
+    media: tuple[list[Any], list[Any], list[Any], list[Any]] = ([], [], [], [])
+    for index, message in enumerate(messages):
+        if isinstance(message.content, str):
+            continue
+        check_parts(message.content, index)
+        # The encoding that collects media in any text format.
+        process_content_for_template_format(
+            {"content": message.content}, "string", *media, True, index=index
+        )  # fmt: skip
     text = _prompt(messages, template, tools, template_kwargs, image_token)
-    return replace(media, text=text)
+    return Rendered(text, *map(tuple, media))
 
 
 def render_prompt(
@@ -116,23 +121,6 @@ def render_prompt(
         except BadRequest as error:
             raise TemplateError(error.message, where=error.where, hint=error.hint) from None
     return render(messages, template, tools=tools, template_kwargs=template_kwargs).text
-
-
-def _media(messages: Sequence[Message]) -> Rendered:
-    """The sources of the media parts, all of them checked; without the text."""
-    images: list[ImageData] = []
-    videos: list[str] = []
-    audios: list[str] = []
-    modalities: list[str | list[str]] = []
-    for index, message in enumerate(messages):
-        if isinstance(message.content, str):
-            continue
-        check_parts(message.content, index)
-        # The encoding that collects media in any text format.
-        process_content_for_template_format(
-            {"content": message.content}, "string", images, videos, audios, modalities, True, index=index
-        )
-    return Rendered("", tuple(images), tuple(videos), tuple(audios), tuple(modalities))
 
 
 def _prompt(
@@ -194,12 +182,9 @@ def _as_dict(message: Message, index: int) -> dict[str, Any]:
     converted: dict[str, Any] = {"role": message.role, "content": message.content}
     if not isinstance(message.content, str):
         converted = process_content_for_template_format(converted, "openai", [], [], [], [], index=index)
-    if message.name is not None:
-        converted["name"] = message.name
-    if message.tool_call_id is not None:
-        converted["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        converted["reasoning_content"] = message.reasoning_content
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, field)) is not None:
+            converted[field] = value
     if message.tool_calls:
         converted["tool_calls"] = [
             {
@@ -267,11 +252,10 @@ class _Turns:
     def _bos_first(self, pieces: list[str]) -> str:
         """The template's begin-of-text token belongs before raw text that precedes the first turn."""
         bos = self._template.bos_token
-        whole = "".join(pieces)
-        if not bos or not any(piece.startswith(bos) for piece in pieces[1:]):
-            return whole
-        first = next(index for index, piece in enumerate(pieces) if index and piece.startswith(bos))
-        return bos + "".join([*pieces[:first], pieces[first].removeprefix(bos), *pieces[first + 1 :]])
+        for index, piece in enumerate(pieces):
+            if bos and index and piece.startswith(bos):
+                return "".join([bos, *pieces[:index], piece.removeprefix(bos), *pieces[index + 1 :]])
+        return "".join(pieces)
 
     def _open(self, before: list[dict[str, Any]], last: dict[str, Any], index: int) -> str:
         if "tool_calls" in last:
@@ -309,8 +293,7 @@ class _Turns:
         text = _text_of_content(before[-1]["content"])[0].strip()
         if with_question is None or with_question.startswith(closed) or not text:
             return False
-        pairs = enumerate(zip(with_question, closed, strict=False))
-        parting = next((at for at, (one, other) in pairs if one != other), len(with_question))
+        parting = common_prefix(with_question, closed)
         return text in closed[:parting]
 
     def _or_none(self, turns: list[dict[str, Any]], add_generation_prompt: bool = False) -> str | None:
@@ -360,34 +343,29 @@ def _refuse_extras(
     template_kwargs: Mapping[str, Any] | None,
 ) -> None:
     """Prefixes and suffixes per role can only express text; anything else is refused, not dropped."""
-    hint = "use the checkpoint's own template"
-    if tools:
-        raise TemplateError(
-            f"the chat template {template.name!r} has no place for tools", where="tools", hint=hint
-        )
+    refused = [("tools", "has no place for tools")] if tools else []
     if template_kwargs:
+        refused.append(("template_kwargs", "takes no variables"))
+    with_calls = (index for index, message in enumerate(messages) if message.tool_calls)
+    refused += [(f"messages[{index}]", "has no place for tool calls") for index in with_calls]
+    for field, what in refused:
         raise TemplateError(
-            f"the chat template {template.name!r} takes no variables", where="template_kwargs", hint=hint
+            f"the chat template {template.name!r} {what}",
+            where=field,
+            hint="use the checkpoint's own template",
         )
-    for index, message in enumerate(messages):
-        if message.tool_calls:
-            raise TemplateError(
-                f"the chat template {template.name!r} has no place for tool calls",
-                where=f"messages[{index}]",
-                hint=hint,
-            )
 
 
 def _tool_shapes(
     tools: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """The tools as {"type": "function", "function": ...}, and as the functions only."""
-    wrapped = [tool if "function" in tool else _wrapped(tool) for tool in tools]
-    return wrapped, [tool.get("function") or tool for tool in tools]
-
-
-def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "function", "function": tool} if "name" in tool else tool
+    functions = [tool.get("function") or tool for tool in tools]
+    wrapped = [
+        {"type": "function", "function": tool} if "name" in tool and "function" not in tool else tool
+        for tool in tools
+    ]
+    return wrapped, functions
 
 
 def _raw(message: Message, index: int, image_token: str | None) -> str:

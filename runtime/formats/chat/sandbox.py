@@ -1,8 +1,7 @@
-"""The sandbox in which chat templates run: no access to the interpreter, and a budget for one rendering.
+"""The sandbox in which chat templates run: Jinja's immutable sandbox, and a budget for one rendering.
 
-A template is untrusted code. Jinja's immutable sandbox keeps it from the interpreter. Here, an operation
-whose result may be much larger than its input spends the size from the budget first; other operations spend
-the size of their result, each iteration of a loop and each call a little. It knows Jinja, not chats.
+An operation whose result may be much larger than its input spends the size from the budget first; other
+operations spend the size of their result, each iteration of a loop and each call a little.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ from markupsafe import Markup
 
 from runtime.formats.chat.sandbox_bounds import (
     ESCAPED,
-    FILTER_GROWTH,
+    GROWING,
+    GROWING_METHODS,
     ITEM,
     LISTING,
-    METHOD_GROWTH,
     OBJECT,
     Bounded,
     Generation,
     Limit,
-    braces,
     check_source,
-    percents,
+    growth,
 )
 
 TIME_LIMIT_S = 0.8
@@ -74,34 +72,25 @@ class Budget:
     def spend(self, units: int) -> None:
         """Called before an operation that needs `units`. Raises Limit."""
         self._left -= units
-        if self._left < 0:
-            self._add_input()
-            if self._left < 0:
-                raise self._exceeded()
-        if time.monotonic() > self._look_at:
+        if self._left < 0 or time.monotonic() > self._look_at:
             self._look()
 
     def _look(self) -> None:
-        """Check the time limit. CPU time never grows faster than elapsed time."""
-        self._add_input()
-        now = time.thread_time()
-        if not self._busy_until:
-            self._busy_until = now + self._limit_s
-        if now > self._busy_until and self._whole - self._left > LITTLE:
-            raise Limit(f"the template does too much work: it took more than {self._limit_s:.2g} s")
-        self._look_at = time.monotonic() + max(self._busy_until - now, FIRST_LOOK_S)
-
-    def _add_input(self) -> None:
-        """Done once, and only for renderings that take longer: counting takes as long as a usual
-        rendering."""
+        """Check the limits. CPU time never grows faster than elapsed time."""
         if self._values is not None:
-            characters, self._values = _characters(self._values), None
+            # Only now: counting the input takes as long as a usual rendering.
+            characters, self._values = len(repr(self._values)), None
             self._limit_s += TIME_PER_INPUT_CHARACTER_S * characters
             self._whole += UNITS_PER_INPUT_CHARACTER * characters
             self._left += UNITS_PER_INPUT_CHARACTER * characters
-
-    def _exceeded(self) -> Limit:
-        return Limit(f"the template does too much work: it makes more than {self._whole >> 20} MiB of text")
+        if self._left < 0:
+            size = f"{self._whole >> 20} MiB"
+            raise Limit(f"the template does too much work: it makes more than {size} of text")
+        now = time.thread_time()
+        self._busy_until = self._busy_until or now + self._limit_s
+        if now > self._busy_until and self._whole - self._left > LITTLE:
+            raise Limit(f"the template does too much work: it took more than {self._limit_s:.2g} s")
+        self._look_at = time.monotonic() + max(self._busy_until - now, FIRST_LOOK_S)
 
     def size(self, value: Any) -> int:
         """Approximate units of `value` when printed. A value that it contains twice counts twice. Raises
@@ -118,9 +107,7 @@ class Budget:
         for item in items:
             size += self.size(item) + ITEM
             if size > self._whole:
-                self._add_input()
-                if size > self._whole:
-                    raise self._exceeded()
+                self.spend(size)
         self._sizes[id(value)] = (value, size)
         return size
 
@@ -138,63 +125,35 @@ class Budget:
         return value
 
 
-def _characters(value: Any) -> int:
-    """Approximate number of characters in a request's values."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return 8
-    return sum(map(_characters, value))
-
-
 BUDGET: ContextVar[Budget] = ContextVar("sglang_dsl_template_budget")
 """The budget of the current rendering."""
-
-
-class Rounds:
-    """An iterable for loops. Each iteration spends `units`."""
-
-    def __init__(self, values: Iterable[Any], units: int) -> None:
-        self._values, self._units = values, units
-
-    def __len__(self) -> int:
-        return len(self._values)  # type: ignore[arg-type] # jinja2 handles a TypeError
-
-    def __iter__(self) -> Iterator[Any]:
-        spend, units = BUDGET.get().spend, self._units
-        for value in self._values:
-            spend(units)
-            yield value
 
 
 # -- filters, tests and globals ------------------------------------------------------------------------------
 
 
-_PASSED: Mapping[str, Callable[[Context], tuple[Any, ...]]] = {
-    "": lambda context: (),
-    "context": lambda context: (context,),
-    "eval_context": lambda context: (context.eval_ctx,),
-    "environment": lambda context: (context.environment,),
+_PASSED: Mapping[str, Callable[[Context], Any]] = {
+    "context": lambda context: context,
+    "eval_context": lambda context: context.eval_ctx,
+    "environment": lambda context: context.environment,
 }
 """Kind of a filter -> what jinja2 passes it before its input."""
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Jinja's filter `function`, which spends the size of its result."""
-    passed = _PASSED[getattr(getattr(function, "jinja_pass_arg", None), "name", "")]
-    growth = FILTER_GROWTH.get(name)
+    passed = _PASSED.get(getattr(getattr(function, "jinja_pass_arg", None), "name", ""))
     sized = (list, tuple, dict, jinja2.Undefined, *([str] if name in ("reverse", "join") else []))
 
     @pass_context
     def bounded(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = BUDGET.get()
         if name in LISTING and not isinstance(value, sized):
-            value = list(Rounds(value, 2 * OBJECT))
-        if growth is not None:
-            budget.spend(growth(budget.size, value, *args, **kwargs))
-        return budget.new(function(*passed(context), value, *args, **kwargs))
+            value = list(_rounds(context, value, 2 * OBJECT))
+        if name in GROWING:
+            budget.spend(growth(budget.size, name, value, args, kwargs))
+        first = (value,) if passed is None else (passed(context), value)
+        return budget.new(function(*first, *args, **kwargs))
 
     return bounded
 
@@ -214,13 +173,12 @@ def _new(context: Context, value: Any) -> Any:
 
 
 @pass_context
-def _rounds(context: Context, value: Any, units: int) -> Any:
-    if isinstance(value, jinja2.Undefined):
-        iter(value)  # strict and plain undefined values behave differently here
-        return value
-    if not isinstance(value, Iterable):
-        raise TypeError(f"{type(value).__name__!r} object is not iterable")
-    return Rounds(value, units)
+def _rounds(context: Context, values: Iterable[Any], units: int) -> Iterator[Any]:
+    """The values for a loop. Each iteration spends `units`."""
+    spend = BUDGET.get().spend
+    for value in values:
+        spend(units)
+        yield value
 
 
 @pass_context
@@ -239,12 +197,7 @@ def _sum(context: Context, values: tuple[Any, ...]) -> Any:
         budget.spend(OBJECT + sum(map(len, values)))
         return "".join(values)
 
-    def added(one: Any, other: Any) -> Any:
-        if isinstance(one, Markup) or isinstance(other, Markup):
-            budget.spend(ESCAPED * (len(one) + len(other)))
-        return budget.new(one + other)
-
-    return functools.reduce(added, values)
+    return functools.reduce(functools.partial(context.environment.call_binop, context, "+"), values)  # type: ignore[attr-defined]
 
 
 @pass_context
@@ -267,11 +220,7 @@ def _tojson(
         text = encoder.encode(value)
     else:
         # Indented JSON is written piece by piece, in Python, and may be much longer than its values.
-        pieces: list[str] = []
-        for piece in encoder.iterencode(value):
-            budget.spend(ITEM + len(piece))
-            pieces.append(piece)
-        text = "".join(pieces)
+        text = "".join(map(budget.new, encoder.iterencode(value)))
     if ensure_ascii:
         text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
     return str(budget.new(text))
@@ -390,7 +339,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         def bounded(*args: Any, **kwargs: Any) -> str:
             budget = BUDGET.get()
-            budget.spend(braces(budget.size, value.__self__, *args, **kwargs))
+            budget.spend(growth(budget.size, "str.format", value.__self__, args, kwargs))
             return str(formatted(*args, **kwargs))
 
         return bounded
@@ -410,20 +359,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
             case "**", int(base), int(power) if base.bit_length() * max(0, power) > MAX_INT_BITS:
                 raise Limit("the template makes a power that is too big")
             case "%", str(form), _:
-                budget.spend(percents(budget.size, form, right))
-            case _:
-                pass
+                budget.spend(growth(budget.size, "format", form, [right], {}))
+            case "+", _, _ if isinstance(left, Markup) or isinstance(right, Markup):
+                budget.spend(ESCAPED * (len(left) + len(right)))
         return budget.new(super().call_binop(context, operator, left, right))
 
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = BUDGET.get()
         if isinstance(__obj, LoopContext) and args:  # a recursive loop over its own children
-            args = (Rounds(args[0], OBJECT), *args[1:])
+            args = (_rounds(__context, args[0], OBJECT), *args[1:])
         else:
             owner = getattr(__obj, "__self__", None)
-            growth = METHOD_GROWTH.get(__obj.__name__) if isinstance(owner, str) else None
-            if growth is not None:
+            name = __obj.__name__ if isinstance(owner, str) else ""
+            if name in GROWING_METHODS:
                 options = {key: value for key, value in kwargs.items() if not key.startswith("_")}
-                budget.spend(growth(budget.size, owner, *args, **options))
+                value, others = (args[0], [owner]) if name == "join" and args else (owner, args)
+                budget.spend(growth(budget.size, name, value, others, options))
         budget.spend(OBJECT)
         return budget.new(super().call(__context, __obj, *args, **kwargs))

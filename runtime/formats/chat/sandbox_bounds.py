@@ -4,7 +4,7 @@ result, if that may be much larger than its input. The syntax tree gets the sand
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, cast
 
 import jinja2
@@ -25,9 +25,7 @@ OBJECT = 32
 ITEM = 8
 ESCAPED = 6
 """The most characters that escaping makes of one."""
-_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _NESTING = ("for", "if", "macro", "call", "filter", "with", "block", "autoescape", "generation")
-_BLOCKS = dict.fromkeys(_NESTING, 1) | dict.fromkeys((f"end{name}" for name in _NESTING), -1)
 
 
 class Limit(jinja2.TemplateError):
@@ -49,9 +47,9 @@ def check_source(environment: jinja2.Environment, source: str) -> None:
         if tokens > MAX_TOKENS:
             raise Limit(f"the template has more than {MAX_TOKENS} words and signs of syntax")
         if kind == "operator":
-            depth += _BRACKETS.get(value, 0)
+            depth += (value in "([{") - (value in ")]}")
         elif kind == "name" and before == "block_begin":
-            depth += _BLOCKS.get(value, 0)
+            depth += (value in _NESTING) - (value[:3] == "end" and value[3:] in _NESTING)
         if depth > MAX_NESTING:
             raise Limit(f"line {line}: the template is nested more than {MAX_NESTING} deep")
         before = kind
@@ -125,92 +123,62 @@ def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 # -- the size of an operation's result -----------------------------------------------------------------------
 
-Size = Callable[[Any], int]
 
-_WIDTH = re.compile(r"\d{5}")  # digits of any script: str.format reads them all
-_NUMBER = re.compile(r"\d+")
-_PERCENT_STAR = re.compile(r"%[-#0 +]*(?:\*|\d*\.\*)")
-_NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
+def _lines(value: Any, /, *args: Any, **kwargs: Any) -> int:
+    return len(value.splitlines()) + 1 if isinstance(value, str) else 2 * OBJECT
 
 
-def percents(size: Size, form: Any, /, *args: Any, **kwargs: Any) -> int:
-    """Units of `form % args` or `form % kwargs`: each placeholder may print all values."""
-    text = str(form)
-    if _WIDTH.search(text) or _PERCENT_STAR.search(text):
-        raise Limit("the template formats to a width that is too big")
-    return text.count("%") * (size(kwargs or args) + _widest(text)) * _escaped(form)
-
-
-def braces(size: Size, form: str, /, *args: Any, **kwargs: Any) -> int:
-    """Units of `form.format(*args, **kwargs)`."""
-    if _WIDTH.search(form) or _NESTED_FIELD.search(form):
-        raise Limit("the template formats to a width that is too big")
-    return form.count("{") * (size(args) + size(kwargs) + _widest(form)) * _escaped(form)
-
-
-def _widest(form: str) -> int:
-    """The largest number in a format; nothing is padded to more."""
-    return max((int(digits) for digits in _NUMBER.findall(form)), default=0)
-
-
-def _escaped(text: Any) -> int:
-    """Markup escapes inserted text."""
-    return ESCAPED if isinstance(text, Markup) else 1
-
-
-def _replaced(size: Size, s: Any, /, old: Any, new: Any, count: Any = None) -> int:
-    return str(s).count(str(old)) * len(str(new)) * _escaped(s)
-
-
-def _joined(size: Size, value: Any, /, d: Any = "", attribute: Any = None) -> int:
-    return (size(value) + len(str(d)) * len(value)) * _escaped(d)
-
-
-def _split(size: Size, text: str, /, sep: Any = None, maxsplit: int = -1) -> int:
+def _parts(text: str, sep: Any = None, maxsplit: int = -1) -> int:
     return OBJECT * (text.count(sep) if isinstance(sep, str) and sep else len(text))
 
 
-def _padded(size: Size, value: Any, /, *args: Any, **kwargs: Any) -> int:
-    """The size of a result that is padded to a width given as an argument, on each line."""
-    widths = (len(one) if isinstance(one, str) else one for one in (*args, *kwargs.values()))
-    longest = max((width for width in widths if isinstance(width, int)), default=0)
-    parts = len(value.splitlines()) + 1 if isinstance(value, str) else 2 * OBJECT
-    return parts * max(0, longest)
+_SLOW = ("urlize", "striptags", "pprint", "wordwrap", "wordcount", "title", "xmlattr", "urlencode",
+         "truncate", "int")  # fmt: skip
+_PADDING = ("center", "indent", "batch", "slice", "round", "ljust", "rjust", "zfill")
+_ESCAPING = ("escape", "e", "forceescape")
+_POSITIONS: Mapping[str, Callable[..., int]] = {
+    "replace": lambda value, old="", new="", count=0: str(value).count(str(old)),
+    "join": lambda values, d="", attribute=None: len(values) if isinstance(values, Sized) else 0,
+    "sum": lambda values, attribute=None, start=0: 0 if isinstance(start, (int, float)) else len(values) ** 2,
+    "format": lambda form, *args, **kwargs: str(form).count("%"),
+    "str.format": lambda form, *args, **kwargs: form.count("{"),
+    **dict.fromkeys(_PADDING, _lines),
+    **dict.fromkeys(("split", "rsplit", "splitlines"), _parts),
+    **dict.fromkeys(_ESCAPING, lambda value: 0),
+    **dict.fromkeys(_SLOW, lambda value, *args, **kwargs: len(str(value))),
+}
+"""Filters, and methods of texts, that may make much more than they are given -> in how many positions they
+may insert their arguments, or a padding whose width is an argument."""
+GROWING = frozenset(_POSITIONS)
+GROWING_METHODS = GROWING - {"title"}  # only the filter is slow
+_WIDTH = re.compile(r"\d{5}")  # digits of any script: str.format reads them all
+_VARIABLE_WIDTH = {
+    "format": re.compile(r"%[-#0 +]*(?:\*|\d*\.\*)"),
+    "str.format": re.compile(r"\{[^{}]*:[^{}]*\{"),
+}
 
 
-def _slow(size: Size, value: Any, /, *args: Any, **kwargs: Any) -> int:
-    """For filters that process a text with Python loops or regular expressions, and may insert other
-    texts."""
-    units = size(value)
-    if units > SLOW_INPUT:
+def growth(
+    size: Callable[[Any], int], name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> int:
+    """The most units of the result of filter or method `name`. Raises Limit."""
+    inserted = 0
+    for option in (*args, *kwargs.values()):
+        if isinstance(option, int):
+            inserted += max(0, option) if name in _PADDING else 0
+        else:
+            inserted += len(option) if isinstance(option, str) else size(option)
+    if name in _VARIABLE_WIDTH:
+        form = str(value)
+        if _WIDTH.search(form) or _VARIABLE_WIDTH[name].search(form):
+            raise Limit("the template formats to a width that is too big")
+        inserted += max(map(int, re.findall(r"\d+", form)), default=0)
+    if name in _SLOW and size(value) > SLOW_INPUT:
         raise Limit(f"the template hands more than {SLOW_INPUT} characters to a filter that is slow")
-    return units * sum(len(option) for option in (*args, *kwargs.values()) if isinstance(option, str))
+    units = size(value) + _POSITIONS[name](value, *args, **kwargs) * max(1, inserted)
+    escapes = name in _ESCAPING or any(isinstance(one, Markup) for one in (value, *args))
+    return ESCAPED * units if escapes else units
 
 
-def _flattened(size: Size, value: Any, /, attribute: Any = None, start: Any = 0) -> int:
-    """Each sum of lists copies the ones before."""
-    return 0 if isinstance(start, (int, float)) else len(value) * (size(value) + size(start))
-
-
-_SLOW_FILTERS = ("urlize", "striptags", "pprint", "wordwrap", "wordcount", "title", "xmlattr", "urlencode",
-                 "truncate", "int")  # fmt: skip
-FILTER_GROWTH: Mapping[str, Callable[..., int]] = {
-    "replace": _replaced,
-    "join": _joined,
-    "format": percents,
-    "sum": _flattened,
-    **dict.fromkeys(("center", "indent", "batch", "slice", "round"), _padded),
-    **dict.fromkeys(("escape", "e", "forceescape"), lambda size, value, /: ESCAPED * size(value)),
-    **dict.fromkeys(_SLOW_FILTERS, _slow),
-}
-METHOD_GROWTH: Mapping[str, Callable[..., int]] = {
-    "replace": _replaced,
-    "join": lambda size, text, values, /: (
-        _joined(size, values, text) if isinstance(values, (str, list, tuple, dict)) else 0
-    ),
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _padded),
-    **dict.fromkeys(("split", "rsplit", "splitlines"), _split),
-}
-"""The growth of methods of texts."""
 LISTING = frozenset({"list", "batch", "slice", "sort", "reverse", "unique", "groupby", "join", "sum"})
 """Filters that turn their input into a list."""

@@ -7,6 +7,7 @@ templates.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,15 +50,11 @@ class ChatTemplate:
         if self.style is ChatTemplateStyle.LLAMA2:
             if role == "system" and not hist_messages:
                 return self.role_prefix_and_suffix.get("user", ("", ""))[0] + prefix, suffix
-            if role == "user" and self._opened_by_system(hist_messages):
-                return "", suffix
+            match hist_messages:
+                case [{"role": "system", "content": text}] if role == "user":
+                    if text is not None or self.default_system_prompt is not None:
+                        return "", suffix  # that message has opened the user's turn
         return prefix, suffix
-
-    def _opened_by_system(self, hist_messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the only message so far is a system message with text, which opened the user's turn."""
-        if len(hist_messages) != 1 or hist_messages[0]["role"] != "system":
-            return False
-        return hist_messages[0]["content"] is not None or self.default_system_prompt is not None
 
     def get_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text of whole turns, each a mapping with "role" and "content". Opens no reply."""
@@ -88,6 +85,11 @@ def headed(before: str, after: str, end: str, assistant: str = "assistant") -> d
 
 CHATML_TURNS: Mapping[str, tuple[str, str]] = headed("<|im_start|>", "\n", "<|im_end|>\n")
 """The turns of many families, each with its own default system prompt."""
+
+
+def common_prefix(one: str, other: str) -> int:
+    """The length of the texts' common prefix."""
+    return len(os.path.commonprefix([one, other]))  # noqa: RUF071 - of characters
 
 
 # -- families -----------------------------------------------------------------------------------------------
@@ -124,10 +126,10 @@ class Named:
         return re.search(rf"(?<![a-z0-9])(?:{self.pattern})", name)
 
 
-@dataclass(frozen=True)
 class Family:
     """Similar templates, and how to recognise a checkpoint that uses one of them."""
 
-    templates: tuple[ChatTemplate, ...]
-    marks: tuple[Marks, ...] = ()
-    names: tuple[Named, ...] = ()
+    def __init__(self, *entries: ChatTemplate | Marks | Named) -> None:
+        self.templates = [one for one in entries if isinstance(one, ChatTemplate)]
+        self.marks = [one for one in entries if isinstance(one, Marks)]
+        self.names = [one for one in entries if isinstance(one, Named)]

@@ -28,7 +28,6 @@ class ChannelSplitter:
         self._thoughts = 0  # number of analysis messages so far
         self._answered = False
         self._steps = self._run()
-        self._done = False
 
     @property
     def head(self) -> str:
@@ -42,8 +41,7 @@ class ChannelSplitter:
         return self._step()
 
     def _step(self) -> tuple[str, str]:
-        if not self._done:
-            self._done = next(self._steps, self) is self
+        next(self._steps, None)
         pieces = "".join(self._reasoning), "".join(self._answer)
         self._reasoning, self._answer = [], []
         return pieces

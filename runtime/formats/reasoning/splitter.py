@@ -90,28 +90,22 @@ class ReasoningSplitter:
 
     def _inside(self, end: int | None) -> str:
         held, close = self._held, self._close
+        closers = (close,) if self._known_boundary else (close, *self._marks.ends)
         if not self._known_boundary:
-            match = _first_of(held, (close, *self._marks.ends))
-            if match is not None and match[1] != close:
-                self._take(match[0])
-                self._state = "gap"
-                return self._trimmed(held[: match[0]].rstrip())
-            end = None if match is None else match[0] + len(close)
-        if end is None or end > len(held):
-            sure = held[: len(held) - self._open_end()].rstrip()
-            self._take(len(sure))
-            return self._trimmed(sure)
-        self._take(end)
-        self._state = "gap"
-        return self._trimmed(held[:end].rstrip().removesuffix(close).rstrip())
-
-    def _open_end(self) -> int:
-        """How many of the last characters may begin the closing mark."""
-        held, close = self._held, self._close
+            match = longest_first(closers)[0].search(held)
+            # Another mark than the closing one belongs to the answer.
+            end = None if match is None else match.end() if match[0] == close else match.start()
+        if end is not None and end <= len(held):
+            self._take(end)
+            self._state = "gap"
+            return self._trimmed(held[:end].rstrip().removesuffix(close).rstrip())
         bare = held.rstrip()
         if self._known_boundary and bare.endswith(close):
-            return len(held) - len(bare) + len(close)
-        return held_back(held, 0, (close,) if self._known_boundary else (close, *self._marks.ends))
+            sure = bare.removesuffix(close).rstrip()
+        else:
+            sure = held[: len(held) - held_back(held, 0, closers)].rstrip()
+        self._take(len(sure))
+        return self._trimmed(sure)
 
     def _trimmed(self, text: str) -> str:
         """Without the blanks that begin the reasoning."""
@@ -144,11 +138,7 @@ class ReasoningSplitter:
         marks = () if self._known_boundary else self._marks.dropped
         if not marks or not text:
             return text
-        text, self._held_mark = self._held_mark + text, ""
-        pieces = []
-        while (match := _first_of(text, marks)) is not None:
-            pieces.append(text[: match[0]])
-            text = text[match[0] + len(match[1]) :]
+        *pieces, text = longest_first(marks)[0].split(self._held_mark + text)
         keep = len(text) - held_back(text, 0, marks)
         self._held_mark = text[keep:]
         return "".join([*pieces, text[:keep]])
@@ -157,12 +147,6 @@ class ReasoningSplitter:
         self._head.append(self._held[:size])
         self._taken += size
         self._held = self._held[size:]
-
-
-def _first_of(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    """The position of the first of `options` in a text, and which one it is."""
-    match = longest_first(options)[0].search(text)
-    return None if match is None else (match.start(), match[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,7 @@ class CallSink:
     def _give(self, item: ToolCallItem) -> None:
         self._reader.taken.clear()
         last = self.items[-1] if self.items else None
-        if (
-            last is not None
-            and item.name is None
-            and last.name is None
-            and last.tool_index == item.tool_index
-        ):
+        if last and last.name is None and item.name is None and last.tool_index == item.tool_index:
             last.parameters += item.parameters
         else:
             self.items.append(item)
@@ -117,12 +112,8 @@ class BaseFormatDetector(ABC):
         info = self.structure_info(tool.name)
         if info is None:
             return None
-        return {
-            "type": "tag",
-            "begin": info.begin,
-            "content": {"type": "json_schema", "json_schema": schema},
-            "end": info.end,
-        }
+        content = {"type": "json_schema", "json_schema": schema}
+        return {"type": "tag", "begin": info.begin, "content": content, "end": info.end}
 
     def auto_trigger(self) -> str | None:
         """The text after which a call must follow, in a reply with optional calls; None if content may

@@ -58,15 +58,16 @@ def structure_constraint(
     allowed = chosen(tools, choice)
     if not allowed:
         return None
-    level = strict_level()
-    if choice == "auto":
-        if level == 0 and not any(tool.strict for tool in allowed):
-            return None
-        return _auto(detector, allowed, parallel, level)
-    tags = _tags(detector, allowed, level=2)
+    auto, level = choice == "auto", strict_level()
+    if auto and level == 0 and not any(tool.strict for tool in allowed):
+        return None
+    tags = _tags(detector, allowed, level if auto else 2)
     if detector is None or tags is None:
-        return ToolConstraint("json_schema", calls_schema(allowed, parallel), "json-array")
-    return ToolConstraint("structural_tag", _tagged(_only_calls(detector, tags, parallel)))
+        return None if auto else ToolConstraint("json_schema", calls_schema(allowed, parallel), "json-array")
+    if not auto:
+        return _tagged(_only_calls(detector, tags, parallel))
+    trigger = detector.auto_trigger()
+    return None if trigger is None else _tagged(_optional_calls(detector, trigger, tags, parallel))
 
 
 def calls_or_json(
@@ -79,33 +80,27 @@ def calls_or_json(
         return None
     json_text = {"type": "json_schema", "json_schema": schema}
     either = {"type": "or", "elements": [_only_calls(detector, tags, parallel), json_text]}
-    return ToolConstraint("structural_tag", _tagged(either))
+    return _tagged(either)
 
 
-def _auto(
-    detector: BaseFormatDetector | None, tools: Sequence[Tool], parallel: bool, level: int
-) -> ToolConstraint | None:
+def _optional_calls(
+    detector: BaseFormatDetector, trigger: str, tags: list[dict[str, Any]], parallel: bool
+) -> dict[str, Any]:
     """Free text in which every call is one of these."""
-    trigger = None if detector is None else detector.auto_trigger()
-    tags = _tags(detector, tools, level)
-    if detector is None or trigger is None or tags is None:
-        return None
     begin, _, end = detector.around
     if begin or end:
-        calls = {**_only_calls(detector, tags, parallel), "type": "tag"}
-        tags, parallel = [calls], False
-    outer = {
+        tags, parallel = [{**_only_calls(detector, tags, parallel), "type": "tag"}], False
+    return {
         "type": "triggered_tags",
         "triggers": [trigger],
         "tags": tags,
         "at_least_one": False,
         "stop_after_first": not parallel,
     }
-    return ToolConstraint("structural_tag", _tagged(outer))
 
 
-def _tagged(inner: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "structural_tag", "format": inner}
+def _tagged(inner: Mapping[str, Any]) -> ToolConstraint:
+    return ToolConstraint("structural_tag", {"type": "structural_tag", "format": inner})
 
 
 def _tags(

@@ -31,12 +31,9 @@ from runtime.formats.tools.values import JSON, PYTHON, Dialect, text_of
 
 LLAMA_3 = JsonCalls("<|python_tag|>", separator=";", bare="{", arguments="parameters", dialect=PYTHON)
 INTERN_S1 = JsonCalls(
-    "<|action_start|> <|plugin|>\n",
-    "<|action_end|>",
-    separator="\n",
-    arguments="parameters",
+    "<|action_start|> <|plugin|>\n", "<|action_end|>", separator="\n", arguments="parameters",
     older='{"name": {}, "parameters": ',
-)
+)  # fmt: skip
 GIGACHAT_3 = JsonCalls("<|message_sep|>\n\nfunction call<|role_sep|>\n", "</s>", older="")
 HUNYUAN = JsonCalls("<tool_calls>[", "]</tool_calls>", listed=True)
 COMMAND = JsonCalls(
@@ -50,48 +47,23 @@ PYTHONIC = PythonicCalls("[", "]", aliases=("<|python_start|>",), closers=("<|py
 LFM_2 = PythonicCalls("<|tool_call_start|>[", "]<|tool_call_end|>", json=LIST)
 OLMO_3 = PythonicCalls("<function_calls>\n", "\n</function_calls>", listed=False)
 MINICPM = PythonicCalls(
-    "<|tool_call_start|>\n```python\n",
-    "\n```\n<|tool_call_end|>",
-    listed=False,
-    within=("```python", "```"),
+    "<|tool_call_start|>\n```python\n", "\n```\n<|tool_call_end|>", listed=False, within=("```python", "```")
 )
 
 GLM_4_7 = TaggedCalls(
-    opener="<tool_call>",
-    name_end="",
-    closer="</tool_call>",
-    key_open="<arg_key>",
-    key_end="</arg_key>\n<arg_value>",
-    value_end="</arg_value>",
-    separator="",
+    "<tool_call>", "", "</tool_call>", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", separator=""
 )
 GLM_4_5 = replace(GLM_4_7, name_end="\n", gap="\n", name_ends=("\\n",), filler="\\n")
-
 MINIMAX_M2 = TaggedCalls(
-    begin="<minimax:tool_call>\n",
-    end="\n</minimax:tool_call>",
-    block=True,
-    opener='<invoke name="',
-    name_end='">',
-    closer="</invoke>",
-    key_open='<parameter name="',
-    key_end='">',
-    value_end="</parameter>",
-    gap="\n",
-)
+    '<invoke name="', '">', "</invoke>", '<parameter name="', '">', "</parameter>",
+    begin="<minimax:tool_call>\n", end="\n</minimax:tool_call>", block=True, gap="\n",
+)  # fmt: skip
 STEP_3 = TaggedCalls(
-    begin="<｜tool_calls_begin｜>\n",
-    end="\n<｜tool_calls_end｜>",
-    block=True,
-    call="<｜tool_call_begin｜>function<｜tool_sep｜>",
-    opener='<steptml:invoke name="',
-    name_end='">',
-    closer="</steptml:invoke>",
-    key_open='<steptml:parameter name="',
-    key_end='">',
-    value_end="</steptml:parameter>",
-    tail="<｜tool_call_end｜>",
-)
+    '<steptml:invoke name="', '">', "</steptml:invoke>",
+    '<steptml:parameter name="', '">', "</steptml:parameter>",
+    begin="<｜tool_calls_begin｜>\n", end="\n<｜tool_calls_end｜>", block=True,
+    call="<｜tool_call_begin｜>function<｜tool_sep｜>", tail="<｜tool_call_end｜>",
+)  # fmt: skip
 
 
 # -- Mistral's two forms, each of which also reads the other -------------------------------------------------
@@ -124,17 +96,9 @@ MISTRAL_COMPACT = _Compact(opener="[TOOL_CALLS]", after="[ARGS]")
 QWEN = JsonCalls("<tool_call>\n", "\n</tool_call>", separator="\n")
 HERMES = JsonCalls("<tool_call>", "</tool_call>")
 CODER = TaggedCalls(
-    begin="<tool_call>\n",
-    end="\n</tool_call>",
-    opener="<function=",
-    name_end=">",
-    closer="</function>",
-    key_open="<parameter=",
-    key_end=">",
-    value_end="</parameter>",
-    gap="\n",
-    padding="\n",
-)
+    "<function=", ">", "</function>", "<parameter=", ">", "</parameter>",
+    begin="<tool_call>\n", end="\n</tool_call>", gap="\n", padding="\n",
+)  # fmt: skip
 MIMO = replace(CODER, padding="", entities=True)
 
 
@@ -160,15 +124,10 @@ TRINITY = _Trinity("<tool_call>\n", "\n</tool_call>", separator="\n")
 _SEP = "<｜tool▁sep｜>"
 
 V3 = NamedCalls(
-    begin="<｜tool▁calls▁begin｜>",
-    end="<｜tool▁calls▁end｜>",
-    opener="<｜tool▁call▁begin｜>",
-    closer="<｜tool▁call▁end｜>",
-    before=f"function{_SEP}",
-    after="\n```json\n",
-    behind="\n```",
-    separator="\n",
-)
+    begin="<｜tool▁calls▁begin｜>", end="<｜tool▁calls▁end｜>", separator="\n",
+    opener="<｜tool▁call▁begin｜>", closer="<｜tool▁call▁end｜>",
+    before=f"function{_SEP}", after="\n```json\n", behind="\n```",
+)  # fmt: skip
 V3_1 = replace(V3, before="", after=_SEP, behind="", separator="", single=True)
 
 
@@ -206,18 +165,10 @@ class _V32(TaggedCalls):
 
 
 V3_2 = _V32(
-    begin="<｜DSML｜function_calls>\n",
-    end="\n</｜DSML｜function_calls>",
-    block=True,
-    opener='<｜DSML｜invoke name="',
-    name_end='">',
-    closer="</｜DSML｜invoke>",
-    key_open='<｜DSML｜parameter name="',
-    key_end='">',
-    value_end="</｜DSML｜parameter>",
-    gap="\n",
-    empty='"/>',
-)
+    '<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>",
+    '<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>",
+    begin="<｜DSML｜function_calls>\n", end="\n</｜DSML｜function_calls>", block=True, gap="\n", empty='"/>',
+)  # fmt: skip
 
 
 # -- Kimi K2 -------------------------------------------------------------------------------------------------
@@ -256,14 +207,10 @@ class _Kimi(NamedCalls):
 
 
 KIMI_K2 = _Kimi(
-    begin="<|tool_calls_section_begin|>",
-    end="<|tool_calls_section_end|>",
-    opener="<|tool_call_begin|>",
-    closer="<|tool_call_end|>",
-    prefix="functions.",
-    suffix=":{}",
-    after="<|tool_call_argument_begin|>",
-)
+    begin="<|tool_calls_section_begin|>", end="<|tool_calls_section_end|>",
+    opener="<|tool_call_begin|>", closer="<|tool_call_end|>",
+    prefix="functions.", suffix=":{}", after="<|tool_call_argument_begin|>",
+)  # fmt: skip
 
 
 # -- gpt-oss: the channels of harmony (cookbook.openai.com/articles/openai-harmony) --------------------------

@@ -95,7 +95,6 @@ class _Splitter:
         self._content: list[str] = []
         self._blank: list[str] = []  # white space that belongs to the next content
         self._steps = self._run()
-        self._done = False
 
     def feed(self, text: str) -> StreamingParseResult:
         return self._step() if self._reader.feed(text) else StreamingParseResult()
@@ -110,8 +109,7 @@ class _Splitter:
         return self._step()
 
     def _step(self) -> StreamingParseResult:
-        if not self._done:
-            self._done = next(self._steps, self) is self
+        next(self._steps, None)
         result = StreamingParseResult("".join(self._content), self._calls.items)
         self._content, self._calls.items = [], []
         return result

@@ -22,6 +22,9 @@ _SPELLINGS = {
     "array": "array list tuple set arr sequence",
     "null": "null none nil",
 }
+_TYPE_NAMES: Mapping[type, str] = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+}  # fmt: skip
 _TYPES = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 
 
@@ -62,20 +65,7 @@ def types_of(schema: Any, depth: int = 0, root: Any = None) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    return _TYPE_NAMES.get(type(value), "object")
 
 
 def property_of(tool: Tool, name: str) -> Any:

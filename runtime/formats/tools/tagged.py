@@ -109,18 +109,10 @@ class TaggedCalls(WrittenCalls):
         if second:
             yield from self._filled(reader)
             yield from reader.expect(second)
-        text = self._unpadded((yield from self._value(reader, tool)))
+        text = (yield from self._value(reader, tool)).removeprefix(self.padding).removesuffix(self.padding)
         if self.entities:
             text = html.unescape(text)
-        return self.typed(key, text, tool)
-
-    def typed(self, key: str, text: str, tool: Tool) -> tuple[str, str]:
         return key, typed(text, property_of(tool, key))
-
-    def _unpadded(self, text: str) -> str:
-        if self.padding and text.startswith(self.padding):
-            text = text[len(self.padding) :]
-        return text.removesuffix(self.padding) if self.padding else text
 
     def _value(self, reader: Reader, tool: Tool) -> Reading[str]:
         """Up to the tag that ends the value: one after which the call continues or ends, because a value may

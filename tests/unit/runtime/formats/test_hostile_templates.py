@@ -40,6 +40,12 @@ LEGIT = {
         500,
         2000,
     ),
+    "numbers that are no widths": (
+        "{{ '%d' % 1234567890123 }}{{ '{:d}'.format(99999999999) }}{{ 'a b' | truncate(255, true) }}"
+        "{{ '7' | int(default=10**9) }}{{ messages[0].content.title() | length }}",
+        1,
+        400_000,
+    ),
     "formats": ("{{ '%-20s|%05.1f|%s' | format('a', 1.5, '{:>12}'.format('b')) }}{{ '%d' % 7 }}", 1, 10),
 }
 
