@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import uuid
+from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,8 +85,8 @@ class Version(msgspec.Struct):
     version: str
 
 
-_MODEL = Operation("Information about the model", response={"type": "object"})
-_OPTIONS = Operation("Options, scheduler and version", response={"type": "object"}, errors=(504,))
+_MODEL = Operation("Information about the model", None, {"type": "object"})
+_OPTIONS = Operation("Options, scheduler and version", None, {"type": "object"}, errors=(504,))
 
 
 class Info(RouteGroup):
@@ -232,17 +233,16 @@ class Info(RouteGroup):
 
     @serves(Operation("Load of the server", response=list[Load], errors=(504,)), "GET /get_load")
     async def load(self, request: Request) -> list[Load]:
-        state = await self._state(self._ctx.config.control_timeout_s)
-        waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
-        used = int(state.get("slots", 0)) - int(state.get("free", 0)) - int(state.get("evictable", 0))
-        return [Load(0, int(state.get("running", 0)) + waiting, waiting, max(0, used))]
+        state = await self._counts()
+        waiting = state["waiting"] + state["compiling"]
+        used = state["slots"] - state["free"] - state["evictable"]
+        return [Load(0, state["running"] + waiting, waiting, max(0, used))]
 
     @serves(Operation("Load of the server, in detail", response=Loads, errors=(504,)), "GET /v1/loads")
     async def loads(self, request: Request) -> Loads:
-        state = await self._state(self._ctx.config.control_timeout_s)
-        running = int(state.get("running", 0))
-        waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
-        used, share = int(state.get("num_used_tokens", 0)), float(state.get("token_usage", 0.0))
+        state = await self._counts()
+        running, waiting = state["running"], state["waiting"] + state["compiling"]
+        used, share = state["num_used_tokens"], float(state["token_usage"])
         one = RankLoad(
             dp_rank=0,
             num_running_reqs=running,
@@ -252,8 +252,8 @@ class Info(RouteGroup):
             max_total_num_tokens=self._ctx.model.max_total_tokens,
             token_usage=share,
             max_running_requests=self._ctx.model.max_running_requests,
-            gen_throughput=float(state.get("gen_throughput", 0.0)),
-            cache_hit_rate=float(state.get("cache_hit_rate", 0.0)),
+            gen_throughput=float(state["gen_throughput"]),
+            cache_hit_rate=float(state["cache_hit_rate"]),
         )
         now = datetime.fromtimestamp(self._ctx.clock(), UTC).isoformat()
         total = TotalLoad(running, waiting, running + waiting, used, share)
@@ -273,6 +273,10 @@ class Info(RouteGroup):
             state = None  # this process's own counters are still shown
         body, kind = self._ctx.metrics.render(state, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
+
+    async def _counts(self) -> defaultdict[str, Any]:
+        """The scheduler's state; 0 for what it does not count."""
+        return defaultdict(int, await self._state(self._ctx.config.control_timeout_s))
 
     async def _state(self, patience: float) -> dict[str, Any]:
         return await self._question(GetStateReq(), patience)

@@ -142,11 +142,10 @@ def thinking_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         return {"require_reasoning": None}
     if body.think and ctx.manager.reasoning is None:
         raise BadRequest(f"{body.model[:200]!r} does not support thinking", where="think")
-    fields: dict[str, Any] = {"require_reasoning": bool(body.think)}
     variables: dict[str, Any] = thinking_switch(ctx, bool(body.think))
     if variables and isinstance(body.think, str):
         variables["reasoning_effort"] = body.think
-    return {**fields, "template_kwargs": variables} if variables else fields
+    return {"require_reasoning": bool(body.think), "template_kwargs": variables or None}
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

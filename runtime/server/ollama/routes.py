@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 
 from runtime.formats.chat.render import conversation
-from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
+from runtime.formats.reply import ContentDelta, ReasoningDelta
 from runtime.protocol.console import version
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
@@ -149,8 +149,24 @@ class Ollama(RouteGroup):
 
     @serves(_about("Embeddings", OllamaVectors, OllamaEmbed, errors=_ERRORS), "POST /api/embed")
     async def embed(self, request: Request) -> OllamaVectors:
-        model, req = await self._ctx.admit(request, OllamaEmbed, lambda body: _vectors_of(self._ctx, body))
-        return await while_connected(request, _embedded(self._ctx, model, req))
+        model, req = await self._ctx.admit(request, OllamaEmbed, self._vectors_of)
+        outputs = await while_connected(request, embed(self._ctx, req, {"text": "input"}))
+        seconds = max((float(one.meta.get("e2e_latency", 0.0)) for one in outputs), default=0.0)
+        return OllamaVectors(
+            model=model,
+            embeddings=[one.embedding for one in outputs],
+            total_duration=_nanoseconds(seconds),
+            load_duration=0,
+            prompt_eval_count=sum(one.prompt_tokens for one in outputs),
+        )
+
+    def _vectors_of(self, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
+        """The model's name as the client wrote it, and the request. Raises BadRequest."""
+        adapter = adapter_of(self._ctx, body.model)
+        texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
+        with mapped_errors({"text": "input"}):
+            request = EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter)
+            return body.model, self._ctx.normalized(request)
 
     @serves(
         _about("Information about the model", {"type": "object"}, OllamaShow, errors=(404,)), "POST /api/show"
@@ -257,27 +273,6 @@ def _request(
     )
 
 
-def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
-    """The model's name as the client wrote it, and the request. Raises BadRequest."""
-    adapter = adapter_of(ctx, body.model)
-    texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
-    with mapped_errors({"text": "input"}):
-        request = EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter)
-        return body.model, ctx.normalized(request)
-
-
-async def _embedded(ctx: ServerContext, model: str, request: EmbeddingReqInput) -> OllamaVectors:
-    outputs = await embed(ctx, request, {"text": "input"})
-    seconds = max((float(one.meta.get("e2e_latency", 0.0)) for one in outputs), default=0.0)
-    return OllamaVectors(
-        model=model,
-        embeddings=[one.embedding for one in outputs],
-        total_duration=_nanoseconds(seconds),
-        load_duration=0,
-        prompt_eval_count=sum(one.prompt_tokens for one in outputs),
-    )
-
-
 class _Job:
     """One request, and how its reply becomes lines."""
 
@@ -297,7 +292,7 @@ class _Job:
     async def whole(self) -> OllamaAnswer:
         await self._generation.run()
         [reply] = self._generation.replies
-        return self._line(reply.content, reply.reasoning or "", reply, end=True)
+        return self._line(reply.content, reply.reasoning or "", calls=reply.calls, meta=reply.meta)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         async with self._generation.follow() as changes:
@@ -310,37 +305,34 @@ class _Job:
                             yield line(self._line(text))
                 if reply.meta.get("finish_reason") is not None:
                     if reply.calls and not reply.was_cut:  # they are sent whole
-                        yield line(self._line("", calls=_calls(reply)))
-                    yield line(self._line("", "", reply, end=True, calls=[]))
+                        yield line(self._line("", calls=reply.calls))
+                    yield line(self._line("", meta=reply.meta))
 
     def _line(
         self,
         text: str,
         thought: str = "",
-        reply: ReplyParser | None = None,
         *,
-        end: bool = False,
-        calls: list[dict[str, Any]] | None = None,
+        calls: Sequence[Sequence[str]] = (),
+        meta: Mapping[str, Any] | None = None,
     ) -> OllamaAnswer:
-        answer = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=end)
+        """calls: (name, arguments). meta: of the whole reply, which ends with this line."""
+        answer = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=meta is not None)
         if isinstance(self._body, OllamaChat):
             answer.message = {"role": "assistant", "content": text}
             if thought:
                 answer.message["thinking"] = thought
-            calls = _calls(reply) if calls is None and reply is not None else calls
             if calls:
-                answer.message["tool_calls"] = calls
+                answer.message["tool_calls"] = [
+                    {"function": {"name": name, "arguments": _arguments(values)}} for name, values in calls
+                ]
         else:
             answer.response = text
             if thought:
                 answer.thinking = thought
-        if end and reply is not None:
-            _complete(answer, reply.meta)
+        if meta is not None:
+            _complete(answer, meta)
         return answer
-
-
-def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
-    return [{"function": {"name": name, "arguments": _arguments(text)}} for name, text in reply.calls]
 
 
 def _arguments(text: str) -> Any:

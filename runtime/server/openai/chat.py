@@ -1,7 +1,4 @@
-"""POST /v1/chat/completions: OpenAI's chat completions, streamed or whole.
-
-It knows messages and choices; prompts, templates and tokens are the frontend's.
-"""
+"""POST /v1/chat/completions: OpenAI's chat completions, streamed or whole."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import RouteGroup, ServerContext, serves
-from runtime.server.http.ignored import refuse_unsupported
+from runtime.server.http.ignored import check_range, refuse_unsupported
 from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import messages_of, template_fields, tool_use
@@ -31,7 +28,7 @@ from runtime.server.openai.params import (
     names_of,
     new_ids_of,
     openai_operation,
-    prompt_facts_of,
+    prompt_logprobs_of,
     usage_of,
     with_logprobs,
 )
@@ -119,8 +116,6 @@ _REFUSED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
 }
-
-
 _CHAT = openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
 
 
@@ -140,7 +135,9 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
     if body.logprobs:
         fields = with_logprobs(fields, body.top_logprobs or 0)
     if body.input_ids is not None:
-        _check_ids(body)
+        for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
+            if getattr(body, name):
+                raise BadRequest("needs messages, not input_ids", where=name)
         request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
         return request, ToolUse()
     history = messages_of(body.messages or [])
@@ -164,26 +161,15 @@ def _kept_apart(body: ChatRequest) -> bool | None:
     return True if body.include_reasoning is False else body.separate_reasoning
 
 
-def _check_ids(body: ChatRequest) -> None:
-    """Raise BadRequest for fields that format a prompt, beside input_ids."""
-    for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
-        if getattr(body, name):
-            raise BadRequest("needs messages, not input_ids", where=name)
-
-
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
     refuse_unsupported(body, _REFUSED)
     if body.modalities and body.modalities != ["text"]:
         raise NotSupported(
             'this model generates only text; leave it out or send ["text"]', where="modalities"
         )
-    if body.top_logprobs is not None:
-        if not body.logprobs and body.top_logprobs:
-            raise BadRequest("needs logprobs: true", where="top_logprobs")
-        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(
-                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
-            )
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("needs logprobs: true", where="top_logprobs")
+    check_range(body.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)
 
 
 class ChatJob:
@@ -221,8 +207,7 @@ class ChatJob:
         first = self._replies[0]
         if self._body.return_token_ids:
             completion.prompt_token_ids = first.meta["prompt_token_ids"]
-        if "prompt_logprobs" in (facts := prompt_facts_of(self._body, first)):
-            completion.prompt_logprobs = facts["prompt_logprobs"]
+        completion.prompt_logprobs = prompt_logprobs_of(self._body, first)
         return completion
 
     def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
@@ -251,9 +236,11 @@ class ChatJob:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         async with self._generation.follow() as changes:
             async for index, reply in changes:
+                ids = self._body.return_token_ids
                 if reply.is_first:
-                    yield self._first_chunk(index, reply)
-                if self._body.return_token_ids:
+                    head = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if ids else {}
+                    yield self._chunk(index, {"role": "assistant", "content": ""}, head)
+                if ids:
                     self._ids.setdefault(index, []).extend(new_ids_of(reply))
                 for one in reply.events:
                     match one:
@@ -264,12 +251,16 @@ class ChatJob:
                         case ContentDelta(text=text):
                             for chunk in self._content_chunks(index, reply, text):
                                 yield chunk
-                        case ToolCallDelta():
-                            yield self._chunk(index, {"tool_calls": [self._call_delta(one)]})
+                        case ToolCallDelta(index=number, name=None, arguments=arguments):
+                            call = {"index": number, "function": {"arguments": arguments}}
+                            yield self._chunk(index, {"tool_calls": [call]})
+                        case ToolCallDelta(index=number, name=str(name), arguments=arguments):
+                            call = {"index": number, **self._call(number, name, arguments)}
+                            yield self._chunk(index, {"tool_calls": [call]})
                 reason, matched = self._finish(reply)
                 if reason is not None:
-                    extras = {"matched_stop": matched, **extras_of(reply)}
-                    yield self._chunk(index, {}, reason=reason, extras=extras)
+                    facts = {"finish_reason": reason, "matched_stop": matched, **extras_of(reply)}
+                    yield self._chunk(index, {}, **facts)
         if self._body.sends_usage:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
@@ -285,17 +276,6 @@ class ChatJob:
                 text, logprobs = "", {**logprobs, "content": [last]}
         yield self._chunk(index, {"content": text}, logprobs=logprobs)
 
-    def _first_chunk(self, index: int, reply: ReplyParser) -> bytes:
-        """With the role, and the ids of the prompt if they are requested."""
-        ids = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if self._body.return_token_ids else {}
-        return self._chunk(index, {"role": "assistant", "content": ""}, head=ids)
-
-    def _call_delta(self, one: ToolCallDelta) -> dict[str, Any]:
-        """A call's id and name come first, then pieces of its arguments."""
-        if one.name is None:
-            return {"index": one.index, "function": {"arguments": one.arguments}}
-        return {"index": one.index, **self._call(one.index, one.name, one.arguments)}
-
     def _logprobs(self, reply: ReplyParser) -> dict[str, Any] | None:
         """Of the tokens of the reply's last delta."""
         if not self._body.logprobs or reply.output is None:
@@ -309,23 +289,11 @@ class ChatJob:
         return {"content": content, "refusal": None}
 
     def _chunk(
-        self,
-        index: int,
-        delta: Mapping[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-        extras: Mapping[str, Any] | None = None,
-        head: Mapping[str, Any] | None = None,
+        self, index: int, delta: Mapping[str, Any], head: Mapping[str, Any] = {}, **facts: Any
     ) -> bytes:
-        choice: dict[str, Any] = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            **(extras or {}),
-        }
+        """head: fields beside the choice; facts: those of the choice."""
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **facts}
         if self._body.return_token_ids:  # all since the last chunk; some tokens' text is held back
             choice["token_ids"] = self._ids.pop(index, [])
         usage = usage_of(self._ctx, self._replies, 1) if self._body.always_sends_usage else None
-        return event({**self._head, **(head or {}), "choices": [choice], "usage": usage})
+        return event({**self._head, **head, "choices": [choice], "usage": usage})

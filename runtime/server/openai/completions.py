@@ -1,7 +1,5 @@
-"""POST /v1/completions: OpenAI's text completions, streamed or whole.
-
-It knows texts, ids and log-probabilities, not messages. Prompts may be a text, ids, or a list of either; with
-`suffix` the completion stands between the prompt and that text (fill-in-the-middle).
+"""POST /v1/completions: OpenAI's text completions, streamed or whole. Prompts may be a text, ids, or a list
+of either; with `suffix` the completion stands between the prompt and that text (fill-in-the-middle).
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.ignored import check_range
 from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import spelled
 from runtime.server.openai.params import (
     Generating,
-    choice_index,
     extras_of,
     fields_of,
     finish_of,
     names_of,
     new_ids_of,
     openai_operation,
-    prompt_facts_of,
+    prompt_logprobs_of,
     prompts_of,
     usage_of,
     with_logprobs,
@@ -103,9 +101,8 @@ class _Job:
         self._check(body)
         if body.suffix:
             fields["suffix"] = body.suffix
-        wants_logprobs = body.logprobs is not None
-        if wants_logprobs:
-            fields = with_logprobs(fields, body.logprobs or 0)
+        if body.logprobs is not None:
+            fields = with_logprobs(fields, body.logprobs)
             if body.echo:
                 fields["logprob_start_len"] = 0
         elif body.drawn > body.samples:
@@ -133,8 +130,7 @@ class _Job:
             raise BadRequest(
                 "cannot be streamed: the best completions are known only at the end", where="best_of"
             )
-        if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
-            raise BadRequest(f"must be from 0 to {MAX_LOGPROBS}, got {body.logprobs}", where="logprobs")
+        check_range(body.logprobs, "logprobs", 0, MAX_LOGPROBS)
         if body.echo and body.suffix:
             raise BadRequest("cannot be combined with suffix", where="echo")
 
@@ -148,18 +144,18 @@ class _Job:
             text = self._prompt["text"]
             return [text] if isinstance(text, str) else list(text)
         ids = self._prompt["input_ids"]
-        many = [ids] if ids and isinstance(ids[0], int) else ids
+        many = [ids] if isinstance(ids[0], int) else ids
         return [self._ctx.manager.tokenizer.decode(some) for some in many]
 
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> Completion:
         await self._generation.run()
-        prompts, drawn, samples = self._request.batch_size, self._body.drawn, self._body.samples
+        prompts, samples = self._request.batch_size, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
-            replies = [self._replies[prompt + number * prompts] for number in range(drawn)]
-            if drawn > samples:
+            replies = self._replies[prompt::prompts]
+            if self._body.drawn > samples:
                 replies.sort(key=_mean_logprob, reverse=True)
             for number, reply in enumerate(replies[:samples]):
                 choices.append(self._choice(prompt * samples + number, reply, self._echoed[prompt]))
@@ -179,7 +175,7 @@ class _Job:
             if reply.is_first:
                 extras["prompt_token_ids"] = reply.meta["prompt_token_ids"]
         if reason:
-            extras |= prompt_facts_of(self._body, reply)
+            extras["prompt_logprobs"] = prompt_logprobs_of(self._body, reply)
         return CompletionChoice(index, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -187,7 +183,8 @@ class _Job:
         async with self._generation.follow() as changes:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
-                choice = self._choice(choice_index(index, prompts, samples), reply, echoed)
+                # Items come as p1, p2, ..., p1, p2, ...; choices are numbered prompt by prompt.
+                choice = self._choice(index % prompts * samples + index // prompts, reply, echoed)
                 tokens = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
                 if choice.text or choice.finish_reason or (tokens is not msgspec.UNSET and tokens):
                     shown = self._body.always_sends_usage

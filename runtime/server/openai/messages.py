@@ -1,6 +1,5 @@
 """OpenAI's messages and tools as the runtime's. Checks only their shape: template and frontend decide which
-roles and parts a model accepts.
-"""
+roles and parts a model accepts."""
 
 from __future__ import annotations
 
@@ -73,6 +72,7 @@ def _content(one: Mapping[str, Any], may_be_missing: bool, path: str) -> str | l
                 return refusal if isinstance(refusal, str) else ""
             raise BadRequest("is missing", where=f"{path}.content")
         case list():
+            parts: list[dict[str, Any]] = []
             for index, part in enumerate(content):
                 if not isinstance(part, dict):
                     raise BadRequest(
@@ -80,17 +80,13 @@ def _content(one: Mapping[str, Any], may_be_missing: bool, path: str) -> str | l
                         where=f"{path}.content[{index}]",
                         hint='such as {"type": "text", "text": "..."}',
                     )
-            return [_refusal_as_text(part) for part in content]
+                refusal = part.get("refusal") if part.get("type") == "refusal" else None
+                parts.append({"type": "text", "text": refusal} if isinstance(refusal, str) else part)
+            return parts
         case _:
             raise BadRequest(
                 f"must be a string or a list of parts, got {json_type(content)}", where=f"{path}.content"
             )
-
-
-def _refusal_as_text(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}
-    return part
 
 
 def _calls(value: Any, path: str) -> tuple[ToolCall, ...]:
@@ -139,8 +135,7 @@ def callable_tools(
 ) -> tuple[list[Mapping[str, Any]], str]:
     """Those of the listed tools that may be called, and the choice for ToolUse. Raises BadRequest."""
     kind, names = _choice(choice)
-    allowed = None if names is None else set(names)
-    tools = [tool for tool in shown or () if allowed is None or tool["function"]["name"] in allowed]
+    tools = [tool for tool in shown or () if names is None or tool["function"]["name"] in names]
     return tools, f"={names[0]}" if kind == "named" and names else kind
 
 

@@ -1,8 +1,6 @@
 """What OpenAI's generating routes share: the parameters of a body under OpenAI's, sglang's and vLLM's names,
-as the runtime's; usage and finish reasons of an answer.
-
-Extensions are top-level fields, as `extra_body` sends them. A known field without effect is listed in
-NO_EFFECT; an unknown one is refused. Nothing here knows prompts or messages.
+as the runtime's; usage and finish reasons of an answer. Extensions are top-level fields, as `extra_body`
+sends them. A known field without effect is listed in NO_EFFECT; an unknown one is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import SamplingParams, set_fields
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import FieldNames
-from runtime.server.http.ignored import refuse_unsupported
+from runtime.server.http.ignored import check_range, refuse_unsupported
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.logprobs import prompt_entries
 from runtime.server.output_format import OutputFields, constraint_of
@@ -209,7 +207,9 @@ def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
     """sampling_params with the logit processor for allowed_token_ids and bad_words."""
     rules: dict[str, Any] = {}
     if body.allowed_token_ids:
-        _check_ids(ctx, body.allowed_token_ids)
+        for token in body.allowed_token_ids:
+            if not 0 <= token < (size := ctx.model.vocab_size):
+                raise BadRequest(f"{token} is not in the vocabulary of {size}", where="allowed_token_ids")
         rules["allowed_token_ids"] = sorted(set(body.allowed_token_ids))
     texts = [body.bad_words] if isinstance(body.bad_words, str) else body.bad_words or []
     if len(texts) > MAX_BAD_WORDS:
@@ -222,14 +222,6 @@ def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
     if body.custom_logit_processor or body.custom_params:
         raise BadRequest("cannot be combined with custom_logit_processor", where=name)
     return {"custom_logit_processor": TOKEN_RULES, "custom_params": rules}
-
-
-def _check_ids(ctx: ServerContext, ids: list[int]) -> None:
-    for token in ids:
-        if not 0 <= token < ctx.model.vocab_size:
-            raise BadRequest(
-                f"{token} is not in the vocabulary of {ctx.model.vocab_size}", where="allowed_token_ids"
-            )
 
 
 def _spellings(ctx: ServerContext, text: str) -> list[list[int]]:
@@ -269,8 +261,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     refuse_unsupported(body, _REFUSED)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("needs stream: true", where="stream_options")
-    if body.samples < 1:
-        raise BadRequest(f"must be at least 1, got {body.n}", where="n")
+    check_range(body.n, "n", 1)
     sampling, fields = generation_of(ctx, body)
     sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **sampling}
     if body.n is not None:
@@ -280,8 +271,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     if body.prompt_logprobs is not None:
         if body.stream:
             raise BadRequest("are not available in streams", where="prompt_logprobs", hint="leave out stream")
-        if body.prompt_logprobs < 0:
-            raise BadRequest(f"must be at least 0, got {body.prompt_logprobs}", where="prompt_logprobs")
+        check_range(body.prompt_logprobs, "prompt_logprobs", 0)
         fields = {**with_logprobs(fields, body.prompt_logprobs), "logprob_start_len": 0}
     if body.lora_path == "":
         del fields["lora_path"]
@@ -306,11 +296,11 @@ def with_logprobs(fields: Mapping[str, Any], top: int) -> dict[str, Any]:
     return {**fields, "return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": most}
 
 
-def prompt_facts_of(body: Generating, reply: ReplyParser) -> dict[str, Any]:
-    """prompt_logprobs of an answer, if the body asks for them."""
-    if body.prompt_logprobs is None:
-        return {}
-    return {"prompt_logprobs": prompt_entries(reply.meta, body.prompt_logprobs)}
+def prompt_logprobs_of(
+    body: Generating, reply: ReplyParser
+) -> list[dict[str, Any] | None] | msgspec.UnsetType:
+    """Of an answer, if the body asks for them."""
+    return msgspec.UNSET if (top := body.prompt_logprobs) is None else prompt_entries(reply.meta, top)
 
 
 def new_ids_of(reply: ReplyParser) -> list[int]:
@@ -328,9 +318,7 @@ def prompts_of(prompt: str | list[Any], path: str) -> dict[str, Any]:
             raise BadRequest("is empty", where=path)
         case [*items] if all(isinstance(item, str) for item in items):
             return {"text": items}
-        case [*items] if all(isinstance(item, int) for item in items):
-            return {"input_ids": items}
-        case [*items] if all(isinstance(item, list) for item in items):
+        case [*items] if any(all(isinstance(item, kind) for item in items) for kind in (int, list)):
             return {"input_ids": items}
         case _:
             raise BadRequest(
@@ -338,22 +326,11 @@ def prompts_of(prompt: str | list[Any], path: str) -> dict[str, Any]:
             )
 
 
-def choice_index(index: int, prompts: int, samples: int) -> int:
-    """Items come as p1, p2, ..., p1, p2, ...; choices are numbered prompt by prompt."""
-    return index % prompts * samples + index // prompts
-
-
 def finish_of(reply: ReplyParser) -> tuple[str | None, str | int | None]:
     """finish_reason and the stop that matched; None while the reply goes on."""
-    match reply.meta.get("finish_reason"):
-        case None:
-            return None, None
-        case {"type": str(kind), "matched": (str() | int()) as matched}:
-            return kind, matched
-        case {"type": str(kind)}:
-            return kind, None
-        case other:
-            raise TypeError(f"a finish reason is an object, got {other!r}")
+    reason = reply.meta.get("finish_reason") or {}
+    matched = reason.get("matched")
+    return reason.get("type"), matched if isinstance(matched, str | int) else None
 
 
 def extras_of(reply: ReplyParser) -> dict[str, Any]:
@@ -363,9 +340,12 @@ def extras_of(reply: ReplyParser) -> dict[str, Any]:
 
 def usage_of(ctx: ServerContext, replies: Sequence[ReplyParser], prompts: int) -> dict[str, Any]:
     """Tokens of one request; every prompt counts once, however many samples it has."""
-    prompt = _sum(replies[:prompts], "prompt_tokens")
-    completion = _sum(replies, "completion_tokens")
-    reasoning = _sum(replies, "reasoning_tokens")
+
+    def total(name: str, some: Iterable[ReplyParser] = replies) -> int:
+        return sum(int(reply.meta.get(name) or 0) for reply in some)
+
+    prompt, completion = total("prompt_tokens", replies[:prompts]), total("completion_tokens")
+    reasoning = total("reasoning_tokens")
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -374,9 +354,5 @@ def usage_of(ctx: ServerContext, replies: Sequence[ReplyParser], prompts: int) -
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
     if ctx.config.enable_cache_report:
-        usage["prompt_tokens_details"] = {"cached_tokens": _sum(replies[:prompts], "cached_tokens")}
+        usage["prompt_tokens_details"] = {"cached_tokens": total("cached_tokens", replies[:prompts])}
     return usage
-
-
-def _sum(replies: Iterable[ReplyParser], name: str) -> int:
-    return sum(int(reply.meta.get(name) or 0) for reply in replies)

@@ -19,7 +19,7 @@ from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import error_type
-from runtime.server.http.ignored import refuse_unsupported
+from runtime.server.http.ignored import check_range, refuse_unsupported
 from runtime.server.http.sse import event
 from runtime.server.openai.messages import template_fields, tool_use
 from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
@@ -54,8 +54,6 @@ _NAMES = {
     "structural_tag": "text.format",
 }  # fmt: skip
 """The runtime's names of fields -> those of this route."""
-
-
 _ECHOED = (
     "instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user",
 )  # fmt: skip
@@ -111,22 +109,17 @@ class Job:
             raise BadRequest("a background response must be stored", where="store")
         if body.truncation == "auto":
             raise NotSupported("conversations are not truncated", where="truncation")
-        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(
-                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
-            )
+        check_range(body.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)
         unknown = set(body.include or ()) - _INCLUDED
         if unknown:
             raise NotSupported(f"{', '.join(sorted(unknown))} cannot be included", where="include")
-        if body.max_tool_calls is not None and body.max_tool_calls < 1:
-            raise BadRequest(f"must be at least 1, got {body.max_tool_calls}", where="max_tool_calls")
+        check_range(body.max_tool_calls, "max_tool_calls", 1)
 
     def _next(self, choice: Any) -> Step:
         """A generation after the messages so far. choice: `tool_choice` as chat completions have it."""
         body, model = self._body, self._ctx.model
         limit = body.max_output_tokens
-        if limit is not None and limit < 1:
-            raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
+        check_range(limit, "max_output_tokens", 1)
         most = UNLIMITED if limit is None else limit - self._usage[2]
         sampling, fields = generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
@@ -155,9 +148,8 @@ class Job:
 
     def _blank(self) -> ResponseObject:
         body = self._body
-        form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
+        form = (body.text and body.text.format) or TextFormat()
         shown = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
-        reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
         return ResponseObject(
             id=f"resp_{new_rid()}",
             created_at=int(self._ctx.clock()),
@@ -165,7 +157,7 @@ class Job:
             status="in_progress",
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            reasoning=reasoning,
+            reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
             background=bool(body.background),
             store=body.store is not False,
             text={"format": shown},
@@ -197,16 +189,14 @@ class Job:
         self.response.status = "in_progress"
         try:
             await self._run()
-            self._keep()
         except asyncio.CancelledError:
             self.response.status = "cancelled"
             raise
         except RuntimeFault as fault:
             self._fail(fault)
-            self._keep()
         except Exception as error:  # noqa: BLE001 - reported in the response
             self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
-            self._keep()
+        self._keep()
 
     def _fail(self, fault: RuntimeFault) -> None:
         self.response.status = "failed"
@@ -313,8 +303,8 @@ class Job:
         limit = self._body.max_output_tokens
         if limit is not None and self._usage[2] >= limit:
             self._end("max_output_tokens")
-            return
-        self._step = self._next(afterwards(self._choice))
+        else:
+            self._step = self._next(afterwards(self._choice))
 
     def _end(self, cut: str | None = None) -> None:
         self.response.status = "completed" if cut is None else "incomplete"
@@ -326,10 +316,9 @@ def _constraint(form: TextFormat | None) -> dict[str, Any]:
     """The constraint of a text format, as sampling parameters. Raises BadRequest."""
     if form is None:
         return {}
-    parts: tuple[str, ...] = ("schema",) if form.type == "json_schema" else ()
-    if form.type == "structural_tag":
-        parts = ("structures", "triggers", "format")
-    for name in ("schema", "structures", "triggers", "format"):
+    tag = ("structures", "triggers", "format")
+    parts = {"json_schema": ("schema",), "structural_tag": tag}.get(form.type, ())
+    for name in ("schema", *tag):
         if getattr(form, name) is not None and name not in parts:
             raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"text.format.{name}")
     match form.type:

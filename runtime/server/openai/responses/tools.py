@@ -59,16 +59,22 @@ def offer(server: ToolServer | None, tools: Sequence[Mapping[str, Any]] | None) 
         if tool.get("type") == "function":
             fields = ("name", "description", "parameters", "strict")
             function = {field: tool[field] for field in fields if tool.get(field) is not None}
-            name = function.get("name")
-            _check_twice(name, "the request's functions", owners if name in run else {}, path)
-            owners[name] = "the request's functions"
+            new: list[Any] = [(function.get("name"), "the request's functions", function, None)]
+        else:
+            new = []
+            for one in _served(server, tool, path):
+                function = {"name": one.tool.name, "parameters": dict(one.tool.parameters)}
+                if one.tool.description is not None:
+                    function["description"] = one.tool.description
+                new.append((one.tool.name, one.namespace, function, one))
+        for name, owner, function, run_here in new:
+            if name in (run if run_here is None else owners):
+                message = f"two tools are called {name!r}: one of {owners[name]}, one of {owner}"
+                raise BadRequest(message, where=path, hint="leave one out with allowed_tools")
+            owners[name] = owner
+            if run_here is not None:
+                run[name] = run_here
             functions.append({"type": "function", "function": function})
-            continue
-        for served in _served(server, tool, path):
-            name = served.tool.name
-            _check_twice(name, served.namespace, owners, path)
-            owners[name], run[name] = served.namespace, served
-            functions.append({"type": "function", "function": _function(served.tool)})
     return Offer(functions, run)
 
 
@@ -97,14 +103,12 @@ def chosen(choice: Any, run: Mapping[str, ServerTool]) -> Any:
 def afterwards(choice: Any) -> Any:
     """The choice for generations after the first: the same tools may be called, but none must be."""
     match choice:
-        case "none":
-            return choice
         case {"type": "allowed_tools", "allowed_tools": {**allowed}}:
             return {**choice, "allowed_tools": {**allowed, "mode": "auto"}}
         case {"type": "allowed_tools"}:
             return {**choice, "mode": "auto"}
         case _:
-            return "auto"
+            return "none" if choice == "none" else "auto"
 
 
 def _names(choice: Any, run: Mapping[str, ServerTool]) -> list[str] | None:
@@ -184,17 +188,6 @@ def _allowed(space: ToolNamespace, allowed: Any, path: str) -> list[Tool]:
         if not isinstance(name, str) or name not in known:
             raise BadRequest(f"{space.name} has no tool {name!r:.80}; it has {', '.join(known)}", where=path)
     return [tool for name, tool in known.items() if name in names]
-
-
-def _check_twice(name: Any, owner: str, owners: Mapping[Any, str], path: str) -> None:
-    if name in owners:
-        message = f"two tools are called {name!r}: one of {owners[name]}, one of {owner}"
-        raise BadRequest(message, where=path, hint="leave one out with allowed_tools")
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": dict(tool.parameters)}
-    return function if tool.description is None else {**function, "description": tool.description}
 
 
 # -- calls ---------------------------------------------------------------------------------------------------
