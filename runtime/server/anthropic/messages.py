@@ -28,6 +28,8 @@ def messages_of(
         messages.append(Message("system", text))
     for index, one in enumerate(turns):
         path = f"messages[{index}]"
+        if not isinstance(one, Mapping):
+            raise BadRequest(f"a message must be an object, got {json_type(one)}", where=path)
         match one.get("role"):
             case "user":
                 messages += _user(one.get("content"), path)

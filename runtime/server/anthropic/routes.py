@@ -163,21 +163,13 @@ def _prompt(
     sampling: the request's sampling parameters."""
     adapter = check_model(ctx, body.model)
     fields, variables = _thinking(ctx, body.thinking)
-    if adapter is not None:
-        fields["lora_path"] = adapter
-    if body.cache_salt is not None:
-        fields["cache_salt"] = body.cache_salt
     tools, choice, parallel = tools_of(body.tools, body.tool_choice)
     messages = messages_of(body.system, body.messages)
-    fields["messages"] = continued(messages)
     use = ToolUse.of(ctx.model, tools, choice, parallel, messages, sampling)
-    if tools:
-        fields["tools"] = tools
     if (effort := (body.output_config or {}).get("effort")) is not None:
         variables["reasoning_effort"] = effort
-    if variables:
-        fields["template_kwargs"] = variables
-    return fields, use
+    prompt = {"messages": continued(messages), "tools": tools, "template_kwargs": variables or None}
+    return {**fields, **prompt, "lora_path": adapter, "cache_salt": body.cache_salt}, use
 
 
 def _thinking(ctx: ServerContext, thinking: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -237,7 +229,7 @@ class _Job:
     """One request, and how its reply becomes a message."""
 
     def __init__(self, ctx: ServerContext, body: MessagesRequest) -> None:
-        self._ctx, self._body = ctx, body
+        self._ctx, self._body, self.streams = ctx, body, body.stream
         check_range(body.max_tokens, "max_tokens", 1)
         for name in ("container", "mcp_servers", "context_management", "diagnostics"):
             if getattr(body, name):
@@ -266,10 +258,6 @@ class _Job:
         [self._reply] = self._generation.replies
         self._thinks = request.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
-
-    @property
-    def streams(self) -> bool:
-        return self._body.stream
 
     async def whole(self) -> MessageReply:
         reply = self._reply

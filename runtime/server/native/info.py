@@ -11,6 +11,7 @@ import asyncio
 import platform
 import uuid
 from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -93,8 +94,7 @@ class Info(RouteGroup):
     def __init__(self, ctx: ServerContext) -> None:
         super().__init__(ctx)
         ctx.peers.answers["live"] = lambda _: ctx.manager.live
-        self._check: asyncio.Task[None] | None = None
-        self._glance: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._obstacle: RuntimeFault | None = None
 
     @serves(Operation("Is the engine healthy?", response="text", public=True), "GET /health")
@@ -116,10 +116,7 @@ class Info(RouteGroup):
     async def _trouble(self) -> RuntimeFault | None:
         """Why a new request would wait long, or be refused; None if it would not. Concurrent checks share one
         question to scheduler and detokenizer, which count as stuck after health_timeout_s."""
-        if self._glance is None or self._glance.done():
-            self._glance = asyncio.create_task(self._look(), name="sglang-dsl-glance")
-            self._glance.add_done_callback(_take_error)
-        await asyncio.wait({self._glance}, timeout=GLANCE_S)
+        await asyncio.wait({self._shared("glance", self._look)}, timeout=GLANCE_S)
         if (fault := self._ctx.manager.fault) is not None:
             return fault
         if self._ctx.leaving():
@@ -154,10 +151,15 @@ class Info(RouteGroup):
 
     async def _checked(self) -> None:
         """Concurrent checks share one: they need no key, and must not keep the engine busy."""
-        if self._check is None or self._check.done():
-            self._check = asyncio.create_task(self._sign_of_life(), name="sglang-dsl-health")
-            self._check.add_done_callback(_take_error)
-        await asyncio.shield(self._check)
+        await asyncio.shield(self._shared("health", self._sign_of_life))
+
+    def _shared(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """The task of that name which is at work, or a new one."""
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            task = self._tasks[name] = asyncio.create_task(work(), name=f"sglang-dsl-{name}")
+            task.add_done_callback(_take_error)
+        return task
 
     async def _sign_of_life(self) -> None:
         """Return when a token was generated, or any other message came from the engine, or it is paused or

@@ -279,15 +279,11 @@ class _Job:
     def __init__(
         self, ctx: ServerContext, body: OllamaRequest, request: GenerateReqInput, use: ToolUse
     ) -> None:
-        self._ctx, self._body = ctx, body
+        self._ctx, self._body, self.streams = ctx, body, body.stream
         apart = bool(body.think) or None
         self._generation = Generation(
             ctx, request, NAMES, use, apart=apart, whole_calls=True, keep_aborted=True
         )
-
-    @property
-    def streams(self) -> bool:
-        return self._body.stream
 
     async def whole(self) -> OllamaAnswer:
         await self._generation.run()

@@ -21,6 +21,7 @@ from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import messages_of, template_fields, tool_use
 from runtime.server.openai.params import (
+    MAX_TOP_LOGPROBS,
     Generating,
     extras_of,
     fields_of,
@@ -34,8 +35,6 @@ from runtime.server.openai.params import (
 )
 from runtime.server.replies import Generation, shown_marks
 from runtime.server.tool_use import ToolUse
-
-MAX_TOP_LOGPROBS = 20
 
 
 class ChatRequest(Generating):
@@ -176,11 +175,12 @@ class ChatJob:
     """One request, and how its replies become choices."""
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
-        self._ctx, self._body = ctx, body
+        self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
         names = names_of(body)
         request, self._tools = request_of(ctx, body)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
+        self._shows_usage = body.streaming.continuous_usage_stats
         self._ids: dict[int, list[int]] = {}
         self._generation = Generation(
             ctx, request, names, self._tools, apart=apart, held=held, keep_aborted=True
@@ -194,10 +194,6 @@ class ChatJob:
             "created": self._created,
             "model": ctx.served_name,
         }
-
-    @property
-    def streams(self) -> bool:
-        return bool(self._body.stream)
 
     async def whole(self) -> ChatCompletion:
         await self._generation.run()
@@ -261,7 +257,7 @@ class ChatJob:
                 if reason is not None:
                     facts = {"finish_reason": reason, "matched_stop": matched, **extras_of(reply)}
                     yield self._chunk(index, {}, **facts)
-        if self._body.sends_usage:
+        if self._body.streaming.include_usage:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
@@ -295,5 +291,5 @@ class ChatJob:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **facts}
         if self._body.return_token_ids:  # all since the last chunk; some tokens' text is held back
             choice["token_ids"] = self._ids.pop(index, [])
-        usage = usage_of(self._ctx, self._replies, 1) if self._body.always_sends_usage else None
+        usage = usage_of(self._ctx, self._replies, 1) if self._shows_usage else None
         return event({**self._head, **head, "choices": [choice], "usage": usage})

@@ -94,7 +94,7 @@ class _Job:
     """One request: its prompts, and how its outputs become choices."""
 
     def __init__(self, ctx: ServerContext, body: CompletionRequest) -> None:
-        self._ctx, self._body = ctx, body
+        self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
         prompt = prompts_of(body.prompt, "prompt")
         fields = fields_of(ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens)
         fields["sampling_params"]["n"] = body.drawn
@@ -115,13 +115,9 @@ class _Job:
             reply: _Logprobs(vocabulary, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
             for reply in self._replies
         }
-        self._prompt = prompt
+        self._prompt, self._shows_usage = prompt, body.streaming.continuous_usage_stats
         self._id = f"cmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
-
-    @property
-    def streams(self) -> bool:
-        return bool(self._body.stream)
 
     def _check(self, body: CompletionRequest) -> None:
         if body.best_of is not None and body.best_of < body.samples:
@@ -187,9 +183,8 @@ class _Job:
                 choice = self._choice(index % prompts * samples + index // prompts, reply, echoed)
                 tokens = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
                 if choice.text or choice.finish_reason or (tokens is not msgspec.UNSET and tokens):
-                    shown = self._body.always_sends_usage
-                    yield self._chunk([choice], self._usage() if shown else None)
-        if self._body.sends_usage:
+                    yield self._chunk([choice], self._usage() if self._shows_usage else None)
+        if self._body.streaming.include_usage:
             yield self._chunk([], self._usage())
         yield DONE
 

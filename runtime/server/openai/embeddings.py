@@ -50,7 +50,7 @@ class EmbeddingList(msgspec.Struct):
     object: str = "list"
 
 
-_SAME = ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
+_SAME = ("dimensions", "cache_salt", "rid", "timeout_s")
 _NAMES = {"text": "input", "input_ids": "input"}
 
 
@@ -70,7 +70,7 @@ class Embeddings(RouteGroup):
 
     def _request(self, body: EmbeddingRequest) -> tuple[EmbeddingRequest, EmbeddingReqInput]:
         adapter = check_model(self._ctx, body.model)
-        fields = {name: getattr(body, name) for name in _SAME}
+        fields = {name: getattr(body, name) for name in _SAME} | {"priority": body.priority or 0}
         with mapped_errors(_NAMES):
             request = EmbeddingReqInput(**prompts_of(body.input, "input"), lora_path=adapter, **fields)
             return body, self._ctx.normalized(request)

@@ -135,7 +135,8 @@ def callable_tools(
 ) -> tuple[list[Mapping[str, Any]], str]:
     """Those of the listed tools that may be called, and the choice for ToolUse. Raises BadRequest."""
     kind, names = _choice(choice)
-    tools = [tool for tool in shown or () if names is None or tool["function"]["name"] in names]
+    allowed = None if names is None else set(names)
+    tools = [tool for tool in shown or () if allowed is None or tool["function"]["name"] in allowed]
     return tools, f"={names[0]}" if kind == "named" and names else kind
 
 

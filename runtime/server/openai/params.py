@@ -26,6 +26,7 @@ TOKEN_RULES = "token_rules"
 """The logit processor of allowed_token_ids and bad_words."""
 MAX_BAD_WORDS, MAX_BAD_WORD = 256, 256
 """Texts in bad_words, and characters of one."""
+MAX_TOP_LOGPROBS = 20
 DEFAULT_MODEL = "default"
 NO_MODEL = "dummy"
 """The model that Hugging Face's InferenceClient sends if it was given only an address."""
@@ -149,12 +150,8 @@ class Generating(Sampled, kw_only=True, forbid_unknown_fields=True):
         return 1 if self.n is None else self.n
 
     @property
-    def sends_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def always_sends_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+    def streaming(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
 
 _SPECIAL = {"custom_logit_processor", "max_thinking_tokens", "rid", "stream", "bootstrap_pair_key"}

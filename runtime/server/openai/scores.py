@@ -349,7 +349,7 @@ async def _judged(ctx: ServerContext, body: Scoring, pairs: Pairs) -> Scored:
     """By the answer of a model that generates."""
     instruction = body.instruct or body.instruction or INSTRUCTION
     fields = _common(body)
-    named = fields.pop("rid", None)
+    named = fields.pop("rid")
     requests = []
     for index, (query, document) in enumerate(pairs):
         prompt = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
@@ -376,9 +376,8 @@ def _common(body: Scoring) -> dict[str, Any]:
     """Fields of a request that are the same for all its items."""
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
-    fields = {name: value for name in ("priority", "timeout_s") if (value := getattr(body, name)) is not None}
-    named = body.rid or body.request_id
-    return {**fields, "rid": named} if named else fields
+    named = body.rid or body.request_id or None
+    return {"priority": body.priority or 0, "timeout_s": body.timeout_s, "rid": named}
 
 
 def _check_work(ctx: ServerContext, number: int, size: int, path: str) -> None:

@@ -22,12 +22,17 @@ from runtime.server.http.errors import error_type
 from runtime.server.http.ignored import check_range, refuse_unsupported
 from runtime.server.http.sse import event
 from runtime.server.openai.messages import template_fields, tool_use
-from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
+from runtime.server.openai.params import (
+    MAX_TOP_LOGPROBS,
+    check_model,
+    field_names_of,
+    generation_of,
+    with_logprobs,
+)
 from runtime.server.openai.responses.items import input_items, messages_of
 from runtime.server.openai.responses.step import Step, StepEvents
 from runtime.server.openai.responses.tools import Sessions, afterwards, chosen, offer
 from runtime.server.openai.responses.types import (
-    MAX_TOP_LOGPROBS,
     Kept,
     ResponseObject,
     ResponsesRequest,
@@ -65,6 +70,7 @@ class Job:
         self, ctx: ServerContext, body: ResponsesRequest, store: Store, earlier: Kept | None = None
     ) -> None:
         self._ctx, self._body, self._store = ctx, body, store
+        self.streams = bool(body.stream)
         self._adapter = check_model(ctx, body.model)
         self._names = {**_NAMES, **field_names_of(body)}
         self._check()
@@ -94,10 +100,6 @@ class Job:
         self._kept = Kept(self.response, self._messages, self._items, owner=CLIENT.get().owner)
         self._choice = chosen(body.tool_choice, self._offer.run)
         self._step: Step | None = self._next(self._choice)
-
-    @property
-    def streams(self) -> bool:
-        return bool(self._body.stream)
 
     def _check(self) -> None:
         body = self._body

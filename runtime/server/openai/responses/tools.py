@@ -197,20 +197,14 @@ PATIENCE = 5
 """A call may take this many times its own limit: to notice that a connection broke, and to connect again."""
 
 
-class Sessions:
+class Sessions(AsyncExitStack):
     """`async with`: the tool sessions of one response, one for each namespace, opened by its first call. Each
     call has a deadline. server: None if nothing is run; most: characters of a result that the model reads."""
 
     def __init__(self, server: ToolServer | None, timeout_s: float, most: int) -> None:
+        super().__init__()
         self._server, self._timeout_s, self._most = server, timeout_s, most
         self._open: dict[str, ToolSession] = {}
-        self._exits = AsyncExitStack()
-
-    async def __aenter__(self) -> Sessions:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exits.aclose()
 
     async def call(self, called: ServerTool, arguments: str) -> ToolResult:
         """The tool's result; a failure is a result that describes it."""
@@ -235,7 +229,7 @@ class Sessions:
         assert self._server is not None
         if namespace not in self._open:
             session = self._server.get_tool_session(namespace)
-            self._open[namespace] = await self._exits.enter_async_context(session)
+            self._open[namespace] = await self.enter_async_context(session)
         return self._open[namespace]
 
 
