@@ -34,32 +34,27 @@ def _sdk() -> Any:
     return mcp
 
 
-@dataclass(frozen=True)
-class McpAddress:
-    """The address of an MCP server: "host:port" and "http://.../sse" (SSE), any other URL (streamable HTTP),
-    or "stdio:command arguments", which is started for each session."""
+def _command(address: str) -> list[str]:
+    """Of "stdio:command arguments"; empty for another address. Raises BadRequest for an invalid one."""
+    text = address.removeprefix("stdio:")
+    try:
+        command = shlex.split(text) if text != address else []
+    except ValueError as error:
+        raise BadRequest(f"{address!r} is no command: {error}", where="tool_server") from error
+    if not text or (text != address and not (command and command[0])):
+        raise BadRequest(f"{address!r} is no address of a tool server", where="tool_server")
+    return command
 
-    text: str
 
-    def __post_init__(self) -> None:
-        try:
-            command = shlex.split(self.text[6:]) if self.text.startswith("stdio:") else [self.text]
-        except ValueError as error:
-            raise BadRequest(f"{self.text!r} is no command: {error}", where="tool_server") from error
-        if not command or not command[0]:
-            raise BadRequest(f"{self.text!r} is no address of a tool server", where="tool_server")
-
-    def transport(self, timeout_s: float) -> Any:
-        """A transport for the SDK's client."""
-        if self.text.startswith("stdio:"):
-            command, *arguments = shlex.split(self.text[6:])
-            return _sdk().StdioServerParameters(command=command, args=arguments)
-        url = self.text if "://" in self.text else f"http://{self.text}/sse"
-        if url.rstrip("/").endswith("/sse"):
-            return _sdk().client.sse.sse_client(
-                url, timeout=timeout_s, sse_read_timeout=max(timeout_s, 300.0)
-            )
-        return url
+def _transport(address: str, timeout_s: float) -> Any:
+    """A transport for the SDK's client. Raises BadRequest."""
+    if command := _command(address):
+        return _sdk().StdioServerParameters(command=command[0], args=command[1:])
+    url = address if "://" in address else f"http://{address}/sse"
+    if url.rstrip("/").endswith("/sse"):
+        silence_s = max(timeout_s, 300.0)
+        return _sdk().client.sse.sse_client(url, timeout=timeout_s, sse_read_timeout=silence_s)
+    return url
 
 
 class MCPToolServer(ToolServer):
@@ -73,12 +68,14 @@ class MCPToolServer(ToolServer):
         self._tools: dict[str, _McpTools] = {}
 
     async def add_tool_server(self, addresses: str) -> None:
-        """Add servers, by addresses separated by commas (see McpAddress), and list their tools. Raises
-        ToolServerError if one does not answer, BadRequest for an invalid address."""
+        """Add servers, by addresses separated by commas, and list their tools: "host:port" and
+        "http://.../sse" (SSE), any other URL (streamable HTTP), or "stdio:command arguments", which is
+        started for each session. Raises ToolServerError if one does not answer, BadRequest for an invalid
+        address."""
         for text in filter(None, (one.strip() for one in addresses.split(","))):
-            await self._add(McpAddress(text))
+            await self._add(text)
 
-    async def _add(self, address: McpAddress) -> None:
+    async def _add(self, address: str) -> None:
         async with (
             _connected(address, self._connect_s) as client,
             _in_time(address, self._connect_s, "list its tools"),
@@ -88,7 +85,7 @@ class MCPToolServer(ToolServer):
         kept = self._tools.setdefault(namespace.name, new)
         if kept is not new:
             message = "two tool servers are called %r: %s is left out, %s is kept"
-            log.warning(message, namespace.name, address.text, kept.address.text)
+            log.warning(message, namespace.name, address, kept.address)
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class _McpTools:
     """The tools of one server. connect_s, call_s: see MCPToolServer."""
 
     namespace: ToolNamespace
-    address: McpAddress
+    address: str
     connect_s: float
     call_s: float
 
@@ -115,7 +112,7 @@ class _McpSession(ToolSession):
     The SDK's connections must be opened and closed by one task, so each has a task of its own.
     """
 
-    def __init__(self, address: McpAddress, connect_s: float, call_s: float) -> None:
+    def __init__(self, address: str, connect_s: float, call_s: float) -> None:
         self._address, self._connect_s, self._call_s = address, connect_s, call_s
         self._connection: asyncio.Task[None] | None = None
         self._broken = False
@@ -140,7 +137,7 @@ class _McpSession(ToolSession):
         error = None if connection.cancelled() else connection.exception()
         if isinstance(error, ToolServerError):
             return ToolResult(str(error), True)
-        message = f"the connection to the tool server {self._address.text} broke: {_one_line(error)}"
+        message = f"the connection to the tool server {self._address} broke: {_one_line(error)}"
         return ToolResult(message, True)
 
     async def close(self) -> None:
@@ -193,23 +190,23 @@ def _one_line(error: BaseException | None) -> str:
 
 
 @asynccontextmanager
-async def _in_time(address: McpAddress, seconds: float, to: str) -> AsyncGenerator[None, None]:
+async def _in_time(address: str, seconds: float, to: str) -> AsyncGenerator[None, None]:
     """Raises ToolServerError if it takes longer, or fails."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise ToolServerError(f"the tool server {address.text} did not {to} within {seconds:g} s") from error
+        raise ToolServerError(f"the tool server {address} did not {to} within {seconds:g} s") from error
     except ToolServerError:
         raise
     except Exception as error:
-        raise ToolServerError(f"the tool server {address.text} did not {to}: {_one_line(error)}") from error
+        raise ToolServerError(f"the tool server {address} did not {to}: {_one_line(error)}") from error
 
 
 @asynccontextmanager
-async def _connected(address: McpAddress, seconds: float) -> AsyncGenerator[Any, None]:
+async def _connected(address: str, seconds: float) -> AsyncGenerator[Any, None]:
     """A client of the SDK. Raises ToolServerError."""
-    client = _sdk().Client(address.transport(seconds))
+    client = _sdk().Client(_transport(address, seconds))
     async with _in_time(address, seconds, "answer"):
         await client.__aenter__()
     try:
@@ -218,10 +215,10 @@ async def _connected(address: McpAddress, seconds: float) -> AsyncGenerator[Any,
         try:
             await client.__aexit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - the connection is closed; its answers are known
-            log.info("closing the connection to %s: %s", address.text, _one_line(error))
+            log.info("closing the connection to %s: %s", address, _one_line(error))
 
 
-async def _described(address: McpAddress, client: Any) -> ToolNamespace:
+async def _described(address: str, client: Any) -> ToolNamespace:
     tools: list[Tool] = []
     cursor: str | None = None
     while len(tools) <= MOST_TOOLS:
@@ -233,5 +230,5 @@ async def _described(address: McpAddress, client: Any) -> ToolNamespace:
         if not (cursor := page.next_cursor):
             break
     info = client.server_info
-    name = info.name if info is not None and info.name else address.text
+    name = info.name if info is not None and info.name else address
     return ToolNamespace(name, client.instructions, tuple(tools[:MOST_TOOLS]))

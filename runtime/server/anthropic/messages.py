@@ -9,7 +9,7 @@ import msgspec
 
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
-from runtime.server.http.body import json_type
+from runtime.server.http.body import expect
 
 _SILENT = frozenset({"thinking", "redacted_thinking"})
 """Reasoning blocks of earlier replies, which templates drop."""
@@ -28,9 +28,7 @@ def messages_of(
         messages.append(Message("system", text))
     for index, one in enumerate(turns):
         path = f"messages[{index}]"
-        if not isinstance(one, Mapping):
-            raise BadRequest(f"a message must be an object, got {json_type(one)}", where=path)
-        match one.get("role"):
+        match expect(one, dict, path, "a message must be an object").get("role"):
             case "user":
                 messages += _user(one.get("content"), path)
             case "assistant":
@@ -87,20 +85,14 @@ def _assistant(content: Any, path: str) -> Message:
 
 
 def _listed(content: Any, path: str) -> list[Any]:
-    if not isinstance(content, list):
-        raise BadRequest(
-            f"must be a string or a list of blocks, got {json_type(content)}", where=f"{path}.content"
-        )
-    return content
+    return expect(content, list, f"{path}.content", "must be a string or a list of blocks")
 
 
 def _blocks(content: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Each with its path."""
     for index, block in enumerate(_listed(content, path)):
         at = f"{path}.content[{index}]"
-        if not isinstance(block, dict):
-            raise BadRequest(f"a block must be an object, got {json_type(block)}", where=at)
-        yield block, at
+        yield expect(block, dict, at, "a block must be an object"), at
 
 
 def _text(content: Any, path: str) -> str:

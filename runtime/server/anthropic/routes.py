@@ -18,8 +18,8 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import mapped_errors
-from runtime.server.http.ignored import check_range
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import event
 from runtime.server.openai.params import check_model

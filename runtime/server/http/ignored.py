@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.protocol.errors import BadRequest, NotSupported
+from runtime.protocol.errors import NotSupported
 
 MAX_LISTED = 20
 """Names in one header; the number of the others follows."""
@@ -82,14 +82,6 @@ def refuse_unsupported(body: Any, reasons: Mapping[str, str]) -> None:
     for name, why in reasons.items():
         if not is_empty(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
-
-
-def check_range(value: float | None, where: str, least: int, most: int | None = None) -> None:
-    """Raise BadRequest for a value that is out of range; None is not."""
-    if value is None or (value >= least and (most is None or value <= most)):
-        return
-    span = f"at least {least}" if most is None else f"from {least} to {most}"
-    raise BadRequest(f"must be {span}, got {value}", where=where)
 
 
 def _printable(name: str) -> str:

@@ -44,6 +44,7 @@ from runtime.protocol.control import (
 from runtime.protocol.errors import BadRequest, Forbidden, ModelLoadError, NoSuchService, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import error_body
 from runtime.server.http.openapi import Operation
 
@@ -274,10 +275,7 @@ class Control(RouteGroup):
     @serves(_order("Open a session; returns its id", OpenSession, str, empty_ok=True), "POST /open_session")
     async def open_session(self, request: Request) -> Any:
         body = await self._ctx.body(request, OpenSession, empty_ok=True)
-        if body.capacity_of_str_len < 0:
-            raise BadRequest(
-                f"must be at least 0, got {body.capacity_of_str_len}", where="capacity_of_str_len"
-            )
+        check_range(body.capacity_of_str_len, "capacity_of_str_len", 0)
         if body.timeout is not None and not 0 < body.timeout < math.inf:
             raise BadRequest(f"must be a positive number of seconds, got {body.timeout}", where="timeout")
         if body.session_id == "":
@@ -294,8 +292,7 @@ class Control(RouteGroup):
     @serves(_order("Start a profile", StartProfile, empty_ok=True), "POST /start_profile")
     async def start_profile(self, request: Request) -> Done:
         body = await self._ctx.body(request, StartProfile, empty_ok=True)
-        if body.num_steps is not None and body.num_steps < 1:
-            raise BadRequest(f"must be at least 1, got {body.num_steps}", where="num_steps")
+        check_range(body.num_steps, "num_steps", 1)
         if body.output_dir is not None and not _FOLDER_NAME.match(body.output_dir):
             # A client must not choose where on this machine files are written.
             raise BadRequest("must be a plain name of letters, digits, '.', '_' and '-'", where="output_dir")

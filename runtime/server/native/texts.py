@@ -23,7 +23,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import RouteGroup, serves
-from runtime.server.http.body import json_type
+from runtime.server.http.body import expect
 from runtime.server.http.openapi import Operation, body_schema
 from runtime.server.openai.messages import messages_of, tools_of
 
@@ -198,15 +198,12 @@ def _texts(prompt: Any, most: int) -> list[str]:
     if isinstance(prompt, str):
         _check_size(prompt, "prompt")
         return [prompt]
-    if not isinstance(prompt, list):
-        raise BadRequest(f"must be a string or a list of strings, got {json_type(prompt)}", where="prompt")
-    if len(prompt) > most:
-        raise BadRequest(f"{len(prompt)} prompts in one request; at most {most}", where="prompt")
-    for index, text in enumerate(prompt):
-        if not isinstance(text, str):
-            raise BadRequest(f"must be a string, got {json_type(text)}", where=f"prompt[{index}]")
-        _check_size(text, f"prompt[{index}]")
-    return prompt
+    prompts: list[str] = expect(prompt, list, "prompt", "must be a string or a list of strings")
+    if len(prompts) > most:
+        raise BadRequest(f"{len(prompts)} prompts in one request; at most {most}", where="prompt")
+    for index, text in enumerate(prompts):
+        _check_size(expect(text, str, f"prompt[{index}]", "must be a string"), f"prompt[{index}]")
+    return prompts
 
 
 def _check_size(text: str, path: str, most: int = MOST_TO_TOKENIZE, hint: str | None = "send parts") -> None:

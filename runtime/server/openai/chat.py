@@ -16,7 +16,8 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import RouteGroup, ServerContext, serves
-from runtime.server.http.ignored import check_range, refuse_unsupported
+from runtime.server.http.body import check_range
+from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import messages_of, template_fields, tool_use

@@ -18,7 +18,7 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import RouteGroup, ServerContext, serves
-from runtime.server.http.ignored import check_range
+from runtime.server.http.body import check_range
 from runtime.server.http.sse import DONE, event
 from runtime.server.openai.logprobs import spelled
 from runtime.server.openai.params import (

@@ -16,8 +16,9 @@ from runtime.protocol.errors import BadRequest, ModelNotFound
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import SamplingParams, set_fields
 from runtime.server.context import ServerContext
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import FieldNames
-from runtime.server.http.ignored import check_range, refuse_unsupported
+from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.logprobs import prompt_entries
 from runtime.server.output_format import OutputFields, constraint_of
@@ -176,10 +177,8 @@ def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], di
         fields["custom_logit_processor"] = body.custom_logit_processor
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
-    if body.rid == "":
-        fields["rid"] = ""  # refused as such
-    if body.named is not None:
-        fields["rid"] = body.named
+    if body.named is not None or body.rid is not None:
+        fields["rid"] = body.named or ""  # an empty one is refused as such
     budgets = {body.max_thinking_tokens, body.thinking_token_budget} - {None}
     if len(budgets) > 1:
         raise BadRequest(

@@ -22,15 +22,14 @@ import msgspec
 from starlette.requests import Request
 
 from runtime.formats.chat.render import conversation
-from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import mapped_errors
-from runtime.server.http.ignored import check_range
 from runtime.server.http.sse import while_connected
 from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation
 from runtime.server.replies import embed, thinking_switch
@@ -270,12 +269,11 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
     check_range(body.top_n, "top_n", 0)
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     _check_work(ctx, len(texts), sum(map(len, texts)), "documents")
-    read, most = texts, body.max_tokens_per_doc
-    if most is not None:
-        check_range(most, "max_tokens_per_doc", 1)
+    check_range(body.max_tokens_per_doc, "max_tokens_per_doc", 1)
+    read = texts
+    if (most := body.max_tokens_per_doc) is not None:
         shorten = partial(_shortened, ctx, texts, most)
-        size = sum(map(len, texts))
-        read = shorten() if size < LONG else await ctx.manager.encoding.run(size, shorten)
+        read = await ctx.manager.encoding.run(sum(map(len, texts)), shorten)
     scores, tokens = await _pair_scores(ctx, body, [(body.query, text) for text in read], "documents")
     best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     results = [

@@ -10,7 +10,7 @@ import msgspec
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.request_base import new_rid
-from runtime.server.http.body import json_type
+from runtime.server.http.body import expect
 
 
 def text_part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
@@ -83,9 +83,7 @@ def messages_of(items: str | Sequence[Any]) -> list[Message]:
 
     for index, item in enumerate(items):
         path = f"input[{index}]"
-        if not isinstance(item, Mapping):
-            raise BadRequest(f"an item must be an object, got {json_type(item)}", where=path)
-        match item:
+        match expect(item, dict, path, "an item must be an object"):
             case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
                 add_call(ToolCall(name, arguments, item.get("call_id") or item.get("id")))
             case {"type": "function_call_output", "call_id": str(identity), "output": output}:
@@ -144,10 +142,8 @@ def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
 def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise BadRequest(f"must be a string or a list of parts, got {json_type(content)}", where=path)
     parts: list[dict[str, Any]] = []
-    for index, part in enumerate(content):
+    for index, part in enumerate(expect(content, list, path, "must be a string or a list of parts")):
         match part:
             case {"type": "input_text" | "output_text" | "text", "text": str(text)} | {
                 "type": "refusal",

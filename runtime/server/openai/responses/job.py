@@ -18,8 +18,9 @@ from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import error_type
-from runtime.server.http.ignored import check_range, refuse_unsupported
+from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import event
 from runtime.server.openai.messages import template_fields, tool_use
 from runtime.server.openai.params import (

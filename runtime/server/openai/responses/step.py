@@ -208,7 +208,6 @@ class StepEvents:
                 if text and (kind := _ARGUMENTS.get(item["type"])) is not None:
                     events.append(self._of(item["id"], f"{kind}.delta", delta=text))
                 return events
-        raise TypeError(f"no event of a reply: {one!r}")
 
     def end(self) -> list[bytes]:
         """Each item as the model left it. Those of calls that are run here end later."""
