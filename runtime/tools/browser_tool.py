@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +65,8 @@ class BrowserTool:
         self._documents, self._timeout_s = documents, timeout_s
         self.namespace = ToolNamespace("browser", "Searches and reads documents.", TOOLS)
 
-    @asynccontextmanager
-    async def session(self) -> AsyncGenerator[BrowserSession, None]:
-        yield BrowserSession(self._documents, self._timeout_s)
+    def session(self) -> AbstractAsyncContextManager[BrowserSession]:
+        return nullcontext(BrowserSession(self._documents, self._timeout_s))
 
 
 class BrowserSession(ToolSession):

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import shlex
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,21 +34,15 @@ def _sdk() -> Any:
     return mcp
 
 
-def _command(address: str) -> list[str]:
-    """Of "stdio:command arguments"; empty for another address. Raises BadRequest for an invalid one."""
-    text = address.removeprefix("stdio:")
-    try:
-        command = shlex.split(text) if text != address else []
-    except ValueError as error:
-        raise BadRequest(f"{address!r} is no command: {error}", where="tool_server") from error
-    if not text or (text != address and not (command and command[0])):
-        raise BadRequest(f"{address!r} is no address of a tool server", where="tool_server")
-    return command
-
-
 def _transport(address: str, timeout_s: float) -> Any:
     """A transport for the SDK's client. Raises BadRequest."""
-    if command := _command(address):
+    if address.startswith("stdio:"):
+        try:
+            command = shlex.split(address[6:])
+        except ValueError as error:
+            raise BadRequest(f"{address!r} is no command: {error}", where="tool_server") from error
+        if not command or not command[0]:
+            raise BadRequest(f"{address!r} is no address of a tool server", where="tool_server")
         return _sdk().StdioServerParameters(command=command[0], args=command[1:])
     url = address if "://" in address else f"http://{address}/sse"
     if url.rstrip("/").endswith("/sse"):
@@ -72,20 +66,17 @@ class MCPToolServer(ToolServer):
         "http://.../sse" (SSE), any other URL (streamable HTTP), or "stdio:command arguments", which is
         started for each session. Raises ToolServerError if one does not answer, BadRequest for an invalid
         address."""
-        for text in filter(None, (one.strip() for one in addresses.split(","))):
-            await self._add(text)
-
-    async def _add(self, address: str) -> None:
-        async with (
-            _connected(address, self._connect_s) as client,
-            _in_time(address, self._connect_s, "list its tools"),
-        ):
-            namespace = await _described(address, client)
-        new = _McpTools(namespace, address, self._connect_s, self._call_s)
-        kept = self._tools.setdefault(namespace.name, new)
-        if kept is not new:
-            message = "two tool servers are called %r: %s is left out, %s is kept"
-            log.warning(message, namespace.name, address, kept.address)
+        for address in filter(None, (one.strip() for one in addresses.split(","))):
+            async with (
+                _connected(address, self._connect_s) as client,
+                _in_time(address, self._connect_s, "list its tools"),
+            ):
+                namespace = await _described(address, client)
+            new = _McpTools(namespace, address, self._connect_s, self._call_s)
+            kept = self._tools.setdefault(namespace.name, new)
+            if kept is not new:
+                message = "two tool servers are called %r: %s is left out, %s is kept"
+                log.warning(message, namespace.name, address, kept.address)
 
 
 @dataclass(frozen=True)
@@ -97,13 +88,8 @@ class _McpTools:
     connect_s: float
     call_s: float
 
-    @asynccontextmanager
-    async def session(self) -> AsyncGenerator[ToolSession, None]:
-        session = _McpSession(self.address, self.connect_s, self.call_s)
-        try:
-            yield session
-        finally:
-            await session.close()
+    def session(self) -> AbstractAsyncContextManager[ToolSession]:
+        return aclosing(_McpSession(self.address, self.connect_s, self.call_s))
 
 
 class _McpSession(ToolSession):
@@ -119,7 +105,7 @@ class _McpSession(ToolSession):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if self._broken:
-            await self.close()
+            await self.aclose()
         if self._connection is None:
             self._broken, self._end = False, asyncio.Event()
             self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -140,7 +126,7 @@ class _McpSession(ToolSession):
         message = f"the connection to the tool server {self._address} broke: {_one_line(error)}"
         return ToolResult(message, True)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         task, self._connection = self._connection, None
         if task is None:
             return
@@ -206,7 +192,8 @@ async def _in_time(address: str, seconds: float, to: str) -> AsyncGenerator[None
 @asynccontextmanager
 async def _connected(address: str, seconds: float) -> AsyncGenerator[Any, None]:
     """A client of the SDK. Raises ToolServerError."""
-    client = _sdk().Client(_transport(address, seconds))
+    transport = _transport(address, seconds)
+    client = _sdk().Client(transport)
     async with _in_time(address, seconds, "answer"):
         await client.__aenter__()
     try:

@@ -19,26 +19,14 @@ from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.body import check_range
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import DONE, event
+from runtime.server.openai import params
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import messages_of, template_fields, tool_use
-from runtime.server.openai.params import (
-    MAX_TOP_LOGPROBS,
-    Generating,
-    extras_of,
-    fields_of,
-    finish_of,
-    names_of,
-    new_ids_of,
-    openai_operation,
-    prompt_logprobs_of,
-    usage_of,
-    with_logprobs,
-)
 from runtime.server.replies import Generation, shown_marks
 from runtime.server.tool_use import ToolUse
 
 
-class ChatRequest(Generating):
+class ChatRequest(params.Generating):
     """OpenAI's fields, the extensions of Generating, and those of the chat template.
 
     max_completion_tokens overrides the older max_tokens; without both a reply may fill the context.
@@ -116,7 +104,7 @@ _REFUSED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
 }
-_CHAT = openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
+_CHAT = params.openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
 
 
 class Chat(RouteGroup):
@@ -130,10 +118,10 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
     """The runtime's request for a chat request, and its tools. Raises BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fields = fields_of(ctx, body, UNLIMITED if limit is None else limit)
+    fields = params.fields_of(ctx, body, UNLIMITED if limit is None else limit)
     fields.setdefault("require_reasoning", None)
     if body.logprobs:
-        fields = with_logprobs(fields, body.top_logprobs or 0)
+        fields = params.with_logprobs(fields, body.top_logprobs or 0)
     if body.input_ids is not None:
         for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
             if getattr(body, name):
@@ -169,7 +157,7 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
         )
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("needs logprobs: true", where="top_logprobs")
-    check_range(body.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    check_range(body.top_logprobs, "top_logprobs", 0, params.MAX_TOP_LOGPROBS)
 
 
 class ChatJob:
@@ -177,7 +165,7 @@ class ChatJob:
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
-        names = names_of(body)
+        names = params.names_of(body)
         request, self._tools = request_of(ctx, body)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
@@ -199,12 +187,12 @@ class ChatJob:
     async def whole(self) -> ChatCompletion:
         await self._generation.run()
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
-        usage = usage_of(self._ctx, self._replies, 1)
+        usage = params.usage_of(self._ctx, self._replies, 1)
         completion = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
         first = self._replies[0]
         if self._body.return_token_ids:
             completion.prompt_token_ids = first.meta["prompt_token_ids"]
-        completion.prompt_logprobs = prompt_logprobs_of(self._body, first)
+        completion.prompt_logprobs = params.prompt_logprobs_of(self._body, first)
         return completion
 
     def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
@@ -216,13 +204,13 @@ class ChatJob:
             message.tool_calls = [
                 self._call(number, name, arguments) for number, (name, arguments) in enumerate(reply.calls)
             ]
-        extras = extras_of(reply)
+        extras = params.extras_of(reply)
         if self._body.return_token_ids:
-            extras["token_ids"] = new_ids_of(reply)
+            extras["token_ids"] = params.new_ids_of(reply)
         return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras)
 
     def _finish(self, reply: ReplyParser) -> tuple[str | None, str | int | None]:
-        reason, matched = finish_of(reply)
+        reason, matched = params.finish_of(reply)
         called = reason == "stop" and reply.calls and not reply.was_cut
         return ("tool_calls" if called else reason), matched
 
@@ -238,7 +226,7 @@ class ChatJob:
                     head = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if ids else {}
                     yield self._chunk(index, {"role": "assistant", "content": ""}, head)
                 if ids:
-                    self._ids.setdefault(index, []).extend(new_ids_of(reply))
+                    self._ids.setdefault(index, []).extend(params.new_ids_of(reply))
                 for one in reply.events:
                     match one:
                         case ReasoningDelta() if not self._shows_reasoning:
@@ -256,10 +244,10 @@ class ChatJob:
                             yield self._chunk(index, {"tool_calls": [call]})
                 reason, matched = self._finish(reply)
                 if reason is not None:
-                    facts = {"finish_reason": reason, "matched_stop": matched, **extras_of(reply)}
+                    facts = {"finish_reason": reason, "matched_stop": matched, **params.extras_of(reply)}
                     yield self._chunk(index, {}, **facts)
         if self._body.streaming.include_usage:
-            yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
+            yield event({**self._head, "choices": [], "usage": params.usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
     def _content_chunks(self, index: int, reply: ReplyParser, text: str) -> Iterator[bytes]:
@@ -292,5 +280,5 @@ class ChatJob:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **facts}
         if self._body.return_token_ids:  # all since the last chunk; some tokens' text is held back
             choice["token_ids"] = self._ids.pop(index, [])
-        usage = usage_of(self._ctx, self._replies, 1) if self._shows_usage else None
+        usage = params.usage_of(self._ctx, self._replies, 1) if self._shows_usage else None
         return event({**self._head, **head, "choices": [choice], "usage": usage})

@@ -20,27 +20,15 @@ from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.body import check_range
 from runtime.server.http.sse import DONE, event
+from runtime.server.openai import params
 from runtime.server.openai.logprobs import spelled
-from runtime.server.openai.params import (
-    Generating,
-    extras_of,
-    fields_of,
-    finish_of,
-    names_of,
-    new_ids_of,
-    openai_operation,
-    prompt_logprobs_of,
-    prompts_of,
-    usage_of,
-    with_logprobs,
-)
 from runtime.server.replies import Generation
 
 MAX_TOKENS = 16
 MAX_LOGPROBS = 20
 
 
-class CompletionRequest(Generating):
+class CompletionRequest(params.Generating):
     """OpenAI's fields of the older interface, and the extensions of Generating."""
 
     prompt: str | list[str | int | list[int]]
@@ -80,7 +68,9 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-_COMPLETION = openai_operation("Text completion", request=CompletionRequest, response=Completion, stream=True)
+_COMPLETION = params.openai_operation(
+    "Text completion", request=CompletionRequest, response=Completion, stream=True
+)
 
 
 class Completions(RouteGroup):
@@ -95,20 +85,20 @@ class _Job:
 
     def __init__(self, ctx: ServerContext, body: CompletionRequest) -> None:
         self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
-        prompt = prompts_of(body.prompt, "prompt")
-        fields = fields_of(ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+        prompt = params.prompts_of(body.prompt, "prompt")
+        fields = params.fields_of(ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens)
         fields["sampling_params"]["n"] = body.drawn
         self._check(body)
         if body.suffix:
             fields["suffix"] = body.suffix
         if body.logprobs is not None:
-            fields = with_logprobs(fields, body.logprobs)
+            fields = params.with_logprobs(fields, body.logprobs)
             if body.echo:
                 fields["logprob_start_len"] = 0
         elif body.drawn > body.samples:
             fields["return_logprob"] = True
         request = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._generation = Generation(ctx, request, names_of(body), parsed=False, keep_aborted=True)
+        self._generation = Generation(ctx, request, params.names_of(body), parsed=False, keep_aborted=True)
         self._request, self._replies = self._generation.request, self._generation.replies
         vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {
@@ -161,17 +151,17 @@ class _Job:
         """Of the reply's last delta."""
         output = reply.output
         assert output is not None
-        reason, matched = finish_of(reply)
+        reason, matched = params.finish_of(reply)
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = self._logprobs[reply].new(output, with_prompt=self._body.echo and reply.is_first)
-        extras = extras_of(reply) if reason else {}
+        extras = params.extras_of(reply) if reason else {}
         if self._body.return_token_ids:
-            extras["token_ids"] = new_ids_of(reply)
+            extras["token_ids"] = params.new_ids_of(reply)
             if reply.is_first:
                 extras["prompt_token_ids"] = reply.meta["prompt_token_ids"]
         if reason:
-            extras["prompt_logprobs"] = prompt_logprobs_of(self._body, reply)
+            extras["prompt_logprobs"] = params.prompt_logprobs_of(self._body, reply)
         return CompletionChoice(index, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -189,7 +179,7 @@ class _Job:
         yield DONE
 
     def _usage(self) -> dict[str, Any]:
-        return usage_of(self._ctx, self._replies, self._request.batch_size)
+        return params.usage_of(self._ctx, self._replies, self._request.batch_size)
 
     def _chunk(self, choices: list[CompletionChoice], usage: dict[str, Any] | None) -> bytes:
         return event(Completion(self._id, self._created, self._ctx.served_name, choices, usage))

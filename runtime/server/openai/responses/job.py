@@ -22,14 +22,8 @@ from runtime.server.http.body import check_range
 from runtime.server.http.errors import error_type
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import event
+from runtime.server.openai import params
 from runtime.server.openai.messages import template_fields, tool_use
-from runtime.server.openai.params import (
-    MAX_TOP_LOGPROBS,
-    check_model,
-    field_names_of,
-    generation_of,
-    with_logprobs,
-)
 from runtime.server.openai.responses.items import input_items, messages_of
 from runtime.server.openai.responses.step import Step, StepEvents
 from runtime.server.openai.responses.tools import Sessions, afterwards, chosen, offer
@@ -72,8 +66,8 @@ class Job:
     ) -> None:
         self._ctx, self._body, self._store = ctx, body, store
         self.streams = bool(body.stream)
-        self._adapter = check_model(ctx, body.model)
-        self._names = {**_NAMES, **field_names_of(body)}
+        self._adapter = params.check_model(ctx, body.model)
+        self._names = {**_NAMES, **params.field_names_of(body)}
         self._check()
         history: list[Message] = []
         if body.previous_response_id is not None:
@@ -112,7 +106,7 @@ class Job:
             raise BadRequest("a background response must be stored", where="store")
         if body.truncation == "auto":
             raise NotSupported("conversations are not truncated", where="truncation")
-        check_range(body.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+        check_range(body.top_logprobs, "top_logprobs", 0, params.MAX_TOP_LOGPROBS)
         unknown = set(body.include or ()) - _INCLUDED
         if unknown:
             raise NotSupported(f"{', '.join(sorted(unknown))} cannot be included", where="include")
@@ -124,7 +118,7 @@ class Job:
         limit = body.max_output_tokens
         check_range(limit, "max_output_tokens", 1)
         most = UNLIMITED if limit is None else limit - self._usage[2]
-        sampling, fields = generation_of(self._ctx, body)
+        sampling, fields = params.generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and constraint_of(body).sampling:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
@@ -136,7 +130,7 @@ class Job:
         shows = body.include_reasoning is not False
         sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-            fields = with_logprobs(fields, body.top_logprobs or 0)
+            fields = params.with_logprobs(fields, body.top_logprobs or 0)
         fields |= tools | template_fields(body.chat_template_kwargs, (body.reasoning or {}).get("effort"))
         request = GenerateReqInput(
             messages=conversation(self._messages),
