@@ -26,7 +26,6 @@ from runtime.server.native.generate import Generate
 from runtime.server.native.info import Info
 from runtime.server.native.introspection import Introspection
 from runtime.server.native.pages import Pages
-from runtime.server.native.texts import Texts
 from runtime.server.native.verbs import ORDERS, Verbs
 from runtime.server.observe.families import Processes
 from runtime.server.observe.tracing import Tracing
@@ -37,6 +36,7 @@ from runtime.server.openai.embeddings import Embeddings
 from runtime.server.openai.models import Models
 from runtime.server.openai.responses.routes import Responses
 from runtime.server.openai.scores import Scores
+from runtime.server.openai.texts import Texts
 from runtime.tools import ToolServer
 
 MODULES: tuple[type[RouteGroup], ...] = (

@@ -409,12 +409,12 @@ def expect(value: Any, kind: type[T], path: str, message: str) -> T:
     return value
 
 
-def check_range(value: float | None, where: str, least: int, most: int | None = None) -> None:
+def check_range(value: float | None, path: str, least: int, most: int | None = None) -> None:
     """Raise BadRequest for a value that is out of range; None is not."""
     if value is None or (value >= least and (most is None or value <= most)):
         return
     span = f"at least {least}" if most is None else f"from {least} to {most}"
-    raise BadRequest(f"must be {span}, got {value}", where=where)
+    raise BadRequest(f"must be {span}, got {value}", where=path)
 
 
 def _with_path(error: msgspec.ValidationError, path: str) -> BadRequest:
