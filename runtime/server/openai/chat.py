@@ -114,11 +114,12 @@ class Chat(RouteGroup):
         return await self._ctx.reply(request, job)
 
 
-def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse]:
-    """The runtime's request for a chat request, and its tools. Raises BadRequest, NotSupported."""
+def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse, dict[str, str]]:
+    """The runtime's request for a chat request, its tools, and the runtime's names of fields -> the body's.
+    Raises BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fields = params.fields_of(ctx, body, UNLIMITED if limit is None else limit)
+    fields, names = params.fields_of(ctx, body, UNLIMITED if limit is None else limit)
     fields.setdefault("require_reasoning", None)
     if body.logprobs:
         fields = params.with_logprobs(fields, body.top_logprobs or 0)
@@ -127,7 +128,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
             if getattr(body, name):
                 raise BadRequest("needs messages, not input_ids", where=name)
         request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return request, ToolUse()
+        return request, ToolUse(), names
     history = messages_of(body.messages or [])
     sampling, parallel = fields["sampling_params"], body.parallel_tool_calls
     tools, use = tool_use(ctx.model, body.tools, body.tool_choice, parallel, history, sampling)
@@ -141,7 +142,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
         continue_final_message=body.continue_final_message,
     )
     request = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return request, use
+    return request, use, names
 
 
 def _kept_apart(body: ChatRequest) -> bool | None:
@@ -165,8 +166,7 @@ class ChatJob:
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
-        names = params.names_of(body)
-        request, self._tools = request_of(ctx, body)
+        request, self._tools, names = request_of(ctx, body)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
         self._shows_usage = body.streaming.continuous_usage_stats

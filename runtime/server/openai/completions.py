@@ -86,7 +86,9 @@ class _Job:
     def __init__(self, ctx: ServerContext, body: CompletionRequest) -> None:
         self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
         prompt = params.prompts_of(body.prompt, "prompt")
-        fields = params.fields_of(ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+        fields, names = params.fields_of(
+            ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        )
         fields["sampling_params"]["n"] = body.drawn
         self._check(body)
         if body.suffix:
@@ -98,7 +100,7 @@ class _Job:
         elif body.drawn > body.samples:
             fields["return_logprob"] = True
         request = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._generation = Generation(ctx, request, params.names_of(body), parsed=False, keep_aborted=True)
+        self._generation = Generation(ctx, request, names, parsed=False, keep_aborted=True)
         self._request, self._replies = self._generation.request, self._generation.replies
         vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {

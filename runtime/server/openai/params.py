@@ -17,7 +17,6 @@ from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import SamplingParams, set_fields
 from runtime.server.context import ServerContext
 from runtime.server.http.body import check_range
-from runtime.server.http.errors import FieldNames
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.logprobs import prompt_entries
@@ -163,22 +162,26 @@ _FIELDS -= {*OutputFields.__struct_fields__}
 """Fields that a GenerateReqInput has under the same name."""
 
 
-def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sampling_params and the other fields of a GenerateReqInput that are set. Raises BadRequest."""
-    values = set_fields(body)
+def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """The sampling_params and the other fields of a GenerateReqInput that are set, and the runtime's names of
+    fields -> this body's, if those differ. Raises BadRequest."""
+    values, constraint = set_fields(body), constraint_of(body)
+    names = dict(constraint.names)
     sampling = {name: value for name, value in values.items() if name in _SAMPLING}
     fields = {name: value for name, value in values.items() if name in _FIELDS}
     if body.min_tokens is not None:
         sampling["min_new_tokens"] = body.min_tokens
     if body.include_stop_str_in_output:
         sampling["no_stop_trim"] = True
-    sampling |= _token_rules(ctx, body) | constraint_of(body).sampling
+    sampling |= _token_rules(ctx, body) | constraint.sampling
     if body.custom_logit_processor:
         fields["custom_logit_processor"] = body.custom_logit_processor
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
     if body.named is not None or body.rid is not None:
         fields["rid"] = body.named or ""  # an empty one is refused as such
+        if body.rid is None:
+            names["rid"] = "request_id"
     budgets = {body.max_thinking_tokens, body.thinking_token_budget} - {None}
     if len(budgets) > 1:
         raise BadRequest(
@@ -186,17 +189,9 @@ def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], di
         )
     if budgets:
         fields["max_thinking_tokens"] = budgets.pop()
-    return sampling, fields
-
-
-def field_names_of(body: Sampled) -> FieldNames:
-    """The runtime's names of fields -> this body's, if those differ. Raises BadRequest."""
-    names = dict(constraint_of(body).names)
-    if body.request_id is not None and body.rid is None:
-        names["rid"] = "request_id"
-    if body.thinking_token_budget is not None and body.max_thinking_tokens is None:
-        names["max_thinking_tokens"] = "thinking_token_budget"
-    return names
+        if body.max_thinking_tokens is None:
+            names["max_thinking_tokens"] = "thinking_token_budget"
+    return sampling, fields, names
 
 
 def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
@@ -250,15 +245,17 @@ def check_model(ctx: ServerContext, name: str) -> str | None:
     )
 
 
-def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str, Any]:
-    """The body's part of a GenerateReqInput, without its prompt. `max_tokens`: if the body has none. Defaults
-    of the checkpoint's generation_config come before this server's. Raises BadRequest, NotSupported."""
+def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body's part of a GenerateReqInput, without its prompt; and the runtime's names of fields -> this
+    body's. `max_tokens`: if the body has none. The checkpoint's generation_config comes before the server's
+    defaults. Raises BadRequest, NotSupported."""
     adapter = check_model(ctx, body.model)
     refuse_unsupported(body, _REFUSED)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("needs stream: true", where="stream_options")
     check_range(body.n, "n", 1)
-    sampling, fields = generation_of(ctx, body)
+    sampling, fields, names = generation_of(ctx, body)
+    names = {**NAMES, **names}
     sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **sampling}
     if body.n is not None:
         sampling["n"] = body.n
@@ -269,6 +266,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
             raise BadRequest("are not available in streams", where="prompt_logprobs", hint="leave out stream")
         check_range(body.prompt_logprobs, "prompt_logprobs", 0)
         fields = {**with_logprobs(fields, body.prompt_logprobs), "logprob_start_len": 0}
+        names["top_logprobs_num"] = "prompt_logprobs"
     if body.lora_path == "":
         del fields["lora_path"]
     elif adapter is not None and body.lora_path not in (None, adapter):
@@ -277,13 +275,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
         )
     if adapter is not None:
         fields["lora_path"] = adapter
-    return {"sampling_params": sampling, **fields}
-
-
-def names_of(body: Generating) -> FieldNames:
-    """The runtime's names of fields -> this body's. Raises BadRequest."""
-    tops = {"top_logprobs_num": "prompt_logprobs"} if body.prompt_logprobs is not None else {}
-    return {**NAMES, **field_names_of(body), **tops}
+    return {"sampling_params": sampling, **fields}, names
 
 
 def with_logprobs(fields: Mapping[str, Any], top: int) -> dict[str, Any]:

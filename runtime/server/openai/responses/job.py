@@ -67,7 +67,6 @@ class Job:
         self._ctx, self._body, self._store = ctx, body, store
         self.streams = bool(body.stream)
         self._adapter = params.check_model(ctx, body.model)
-        self._names = {**_NAMES, **params.field_names_of(body)}
         self._check()
         history: list[Message] = []
         if body.previous_response_id is not None:
@@ -118,7 +117,7 @@ class Job:
         limit = body.max_output_tokens
         check_range(limit, "max_output_tokens", 1)
         most = UNLIMITED if limit is None else limit - self._usage[2]
-        sampling, fields = params.generation_of(self._ctx, body)
+        sampling, fields, names = params.generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and constraint_of(body).sampling:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
@@ -128,7 +127,8 @@ class Job:
             model, self._offer.functions, choice, body.parallel_tool_calls, self._messages, sampling
         )
         shows = body.include_reasoning is not False
-        sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
+        apart = None if shows else True
+        sampling |= use.sampling | shown_marks(self._ctx, apart)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
             fields = params.with_logprobs(fields, body.top_logprobs or 0)
         fields |= tools | template_fields(body.chat_template_kwargs, (body.reasoning or {}).get("effort"))
@@ -140,7 +140,7 @@ class Job:
             **fields,
         )
         container = f"cntr_{self.response.id[5:]}"
-        generation = Generation(self._ctx, request, self._names, use, apart=None if shows else True)
+        generation = Generation(self._ctx, request, {**_NAMES, **names}, use, apart=apart)
         return Step(self._ctx, generation, use, self._offer.run, container, shows)
 
     def _blank(self) -> ResponseObject:
