@@ -31,7 +31,6 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import (
     ControlOutput,
     FlushCacheReq,
-    HealthReq,
     MemoryPart,
     OpenSessionReq,
     PrecompileReq,
@@ -161,10 +160,6 @@ class Memory(msgspec.Struct, forbid_unknown_fields=True):
     """tags: kv_cache, weights; left out: both. cuda_graph, a third one of sglang's, goes with either."""
 
     tags: list[Literal["kv_cache", "weights", "cuda_graph"]] | None = None
-
-
-class Sleeping(msgspec.Struct):
-    is_sleeping: bool
 
 
 class Done(msgspec.Struct):
@@ -370,10 +365,6 @@ class Control(RouteGroup):
             raise BadRequest(f"must be of {', '.join(PARTS)}, got {unknown[0][:40]!r}", where="tags")
         parts = tuple(part for part in PARTS if part in tags or not tags)
         return await self._memory(ResumeMemoryReq(parts=parts), MAX_WAIT_S)
-
-    @serves(_order("Whether memory is released", None, Sleeping), "GET /is_sleeping")
-    async def is_sleeping(self, request: Request) -> Sleeping:
-        return Sleeping(bool((await self._ctx.control(HealthReq())).data.get("released")))
 
     @serves(
         _order("Release the memory of KV cache or weights", Memory, errors=_MEMORY_ERRORS, empty_ok=True),

@@ -86,6 +86,10 @@ class Version(msgspec.Struct):
     version: str
 
 
+class Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
 _MODEL = Operation("Information about the model", None, {"type": "object"})
 _OPTIONS = Operation("Options, scheduler and version", None, {"type": "object"}, errors=(504,))
 
@@ -260,6 +264,10 @@ class Info(RouteGroup):
         now = datetime.fromtimestamp(self._ctx.clock(), UTC).isoformat()
         total = TotalLoad(running, waiting, running + waiting, used, share)
         return Loads(now, version(), 1, [one], total)
+
+    @serves(Operation("Whether memory is released", None, Sleeping, errors=(504,)), "GET /is_sleeping")
+    async def is_sleeping(self, request: Request) -> Sleeping:
+        return Sleeping(bool((await self._ctx.control(HealthReq())).data.get("released")))
 
     @serves(Operation("The version of this server", response=Version), "GET /version")
     async def version(self, request: Request) -> Version:
