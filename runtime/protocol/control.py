@@ -199,8 +199,15 @@ _ROWS: Final = (
     Verb("set_state", SetStateReq, paths=("/set_internal_state",)),
     Verb("precompile", PrecompileReq, paths=("/precompile",), admin=False),
     Verb("profile", ProfileReq, paths=("/start_profile", "/stop_profile")),
-    Verb("load_lora_adapter", LoadLoRAAdapterReq, paths=("/load_lora_adapter",)),
-    Verb("unload_lora_adapter", UnloadLoRAAdapterReq, paths=("/unload_lora_adapter",)),
+    Verb(
+        "load_lora_adapter", LoadLoRAAdapterReq, paths=("/load_lora_adapter",), summary="Load a LoRA adapter"
+    ),
+    Verb(
+        "unload_lora_adapter",
+        UnloadLoRAAdapterReq,
+        paths=("/unload_lora_adapter",),
+        summary="Unload a LoRA adapter",
+    ),
     Verb("update_weights_from_disk", UpdateWeightsReq, paths=("/update_weights_from_disk",)),
     Verb("release_memory_occupation", ReleaseMemoryReq, paths=("/release_memory_occupation", "/sleep")),
     Verb("resume_memory_occupation", ResumeMemoryReq, paths=("/resume_memory_occupation", "/wake_up")),

@@ -26,8 +26,6 @@ from runtime.server.native.generate import Generate
 from runtime.server.native.info import Info
 from runtime.server.native.introspection import Introspection
 from runtime.server.native.pages import Pages
-from runtime.server.native.parsing import Parsing
-from runtime.server.native.sleep import Sleep
 from runtime.server.native.verbs import ORDERS, Verbs
 from runtime.server.observe.families import Processes
 from runtime.server.observe.tracing import Tracing
@@ -38,11 +36,11 @@ from runtime.server.openai.embeddings import Embeddings
 from runtime.server.openai.models import Models
 from runtime.server.openai.responses.routes import Responses
 from runtime.server.openai.scores import Scores
-from runtime.server.openai.tokenize import Tokenizing
+from runtime.server.openai.texts import Texts
 from runtime.tools import ToolServer
 
 MODULES: tuple[type[RouteGroup], ...] = (
-    Generate, Tokenizing, Parsing, Info, Introspection, Control, Sleep, Verbs, Models, Completions, Chat,
+    Generate, Texts, Info, Introspection, Control, Verbs, Models, Completions, Chat,
     Embeddings, Scores, Responses, anthropic.Messages, ollama.Ollama,
 )  # fmt: skip
 """The groups of routes of a server."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +65,8 @@ class BrowserTool:
         self._documents, self._timeout_s = documents, timeout_s
         self.namespace = ToolNamespace("browser", "Searches and reads documents.", TOOLS)
 
-    @asynccontextmanager
-    async def session(self) -> AsyncGenerator[BrowserSession, None]:
-        yield BrowserSession(self._documents, self._timeout_s)
+    def session(self) -> AbstractAsyncContextManager[BrowserSession]:
+        return nullcontext(BrowserSession(self._documents, self._timeout_s))
 
 
 class BrowserSession(ToolSession):
@@ -79,11 +78,7 @@ class BrowserSession(ToolSession):
         self._shown = 0
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        known: dict[str, Callable[[Mapping[str, Any]], Coroutine[Any, Any, str]]] = {
-            "search": self._search,
-            "open": self._open,
-            "find": self._find,
-        }
+        known = {"search": self._search, "open": self._open, "find": self._find}
         if name not in known:
             return ToolResult(f"there is no tool {name!r}; there are {', '.join(known)}", True)
         try:
@@ -147,11 +142,9 @@ class BrowserSession(ToolSession):
 
     def _location(self, identity: Any, arguments: Mapping[str, Any]) -> str:
         """The location of a document. A location can only be opened if a search has found it."""
-        known = {location for page in self._pages.values() for location in (*page.links, page.location)} - {
-            "search"
-        }
         if isinstance(identity, str) and not identity.isdecimal():
-            if identity not in known:
+            known = {one for page in self._pages.values() for one in (*page.links, page.location)}
+            if identity not in known - {"search"}:
                 raise _Wrong(f"{identity!r} is not among the documents found so far; search for it first")
             return identity
         links = self._page(arguments).links
@@ -177,8 +170,8 @@ def _number(arguments: Mapping[str, Any], name: str, otherwise: int, least: int,
     if value is None:
         return otherwise
     try:
-        number = int(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
-    except (ValueError, OverflowError):
+        number = None if isinstance(value, bool) else int(value)
+    except (ValueError, OverflowError, TypeError):
         number = None
     if number is None:
         raise _Wrong(f"{name} is a whole number, got {value!r:.80}")

@@ -83,10 +83,9 @@ class Folder(Documents):
 
     async def read(self, location: str) -> Document:
         index = await asyncio.to_thread(lambda: self._index)
-        try:
-            return index.documents[location]
-        except KeyError:
-            raise NotReadable(f"there is no document {location!r}") from None
+        if location not in index.documents:
+            raise NotReadable(f"there is no document {location!r}")
+        return index.documents[location]
 
     def _search(self, query: str, most: int) -> list[Hit]:
         terms = set(terms_of(query))
@@ -113,18 +112,18 @@ class _Index:
     def __init__(self, documents: dict[str, Document]) -> None:
         self.documents = documents
         self._counts = {
-            location: Counter(terms_of(f"{one.location} {one.title}\n{one.text}"))
+            location: Counter(terms_of(f"{location} {one.title}\n{one.text}"))
             for location, one in documents.items()
         }
-        self._sizes = {location: sum(count.values()) for location, count in self._counts.items()}
+        self._sizes = {location: counts.total() for location, counts in self._counts.items()}
         self._mean = sum(self._sizes.values()) / max(1, len(documents)) or 1.0
         self._spread = Counter(word for count in self._counts.values() for word in count)
 
     def ranked(self, terms: set[str]) -> list[Document]:
         """Documents that contain any of the terms, best first."""
         scores = {location: self._score(location, terms) for location in self.documents}
-        best = sorted((location for location in scores if scores[location] > 0), key=lambda one: -scores[one])
-        return [self.documents[location] for location in best]
+        best = sorted(scores, key=lambda location: -scores[location])
+        return [self.documents[location] for location in best if scores[location] > 0]
 
     def _score(self, location: str, terms: set[str]) -> float:
         counts, total = self._counts[location], len(self.documents)

@@ -29,9 +29,8 @@ _EMBEDDED = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
-_NEVER = tuple(
-    map(ipaddress.IPv6Network, ("64:ff9b:1::/48", "2001::/32", "fec0::/10"))
-)  # local NAT64, Teredo, site-local: newer versions of ipaddress know the first
+# Local NAT64, Teredo, site-local: newer versions of ipaddress know the first.
+_NEVER = tuple(map(ipaddress.IPv6Network, ("64:ff9b:1::/48", "2001::/32", "fec0::/10")))
 _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 
@@ -83,9 +82,8 @@ async def _follow(url: str, accept: str, most_bytes: int, trusts: Callable[[http
     headers = {"accept": accept, "accept-encoding": "identity"}  # no decompression bombs
     limits = httpx.Timeout(None, connect=CONNECT_S)  # fetch() limits the whole
     async with httpx.AsyncClient(transport=_Checked(trusts), trust_env=False, timeout=limits) as client:
-        request = client.build_request(
-            "GET", httpx.URL(url).copy_with(username="", password=""), headers=headers
-        )
+        plain = httpx.URL(url).copy_with(username="", password="")
+        request = client.build_request("GET", plain, headers=headers)
         for _ in range(MOST_REDIRECTS + 1):
             response = await client.send(request, stream=True)
             try:
@@ -123,9 +121,8 @@ class _Checked(httpx.AsyncBaseTransport):
         if url.scheme not in ("http", "https") or not url.host:
             raise NotFetched("is not an http(s) URL")
         name = url.raw_host.decode("ascii")
-        addresses = await _addresses(
-            name, url.port or (443 if url.scheme == "https" else 80), self._trusts(url)
-        )
+        port = url.port or (443 if url.scheme == "https" else 80)
+        addresses = await _addresses(name, port, self._trusts(url))
         for address in addresses[:-1]:
             try:
                 return await self._send(request, address, name)

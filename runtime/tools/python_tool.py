@@ -82,14 +82,10 @@ class PythonSession(ToolSession):
         if len(code) > MOST_CODE:
             return ToolResult(f"the code has {len(code)} characters; at most {MOST_CODE}", True)
         limits = self._limits
-        arguments_of_child = (
-            limits.memory_bytes,
-            max(1, round(limits.seconds)),
-            limits.file_bytes,
-            limits.processes,
-        )
+        seconds = max(1, round(limits.seconds))
+        of_child = (limits.memory_bytes, seconds, limits.file_bytes, limits.processes)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-X", "utf8", str(_CHILD), self._folder, *map(str, arguments_of_child),
+            sys.executable, "-I", "-X", "utf8", str(_CHILD), self._folder, *map(str, of_child),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

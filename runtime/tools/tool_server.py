@@ -41,19 +41,27 @@ class ToolSession(ABC):
         """Run a tool. If it fails, times out or is unknown, or the connection breaks, the result says so."""
 
 
-class ToolServer(ABC):
-    """Names are names of namespaces."""
+class ToolServer:
+    """Names are names of namespaces. A subclass fills `_tools` with what has a `namespace` and a `session`,
+    or has methods of its own. KIND: what an error calls one of them."""
 
-    @abstractmethod
-    def has_tool(self, name: str) -> bool: ...
+    KIND = "tool"
+    _tools: Mapping[str, Any]
 
-    @abstractmethod
+    def names(self) -> list[str]:
+        return list(self._tools)
+
+    def has_tool(self, name: str) -> bool:
+        return name in self.names()
+
     def get_tool_description(self, name: str) -> ToolNamespace | None:
         """None if there is no such namespace."""
+        return self._tools[name].namespace if name in self._tools else None
 
-    @abstractmethod
     def get_tool_session(self, name: str) -> AbstractAsyncContextManager[ToolSession]:
         """A new session. Raises ToolServerError if that is not possible."""
-
-    @abstractmethod
-    def names(self) -> list[str]: ...
+        if name not in self._tools:
+            known = ", ".join(self._tools) or "none"
+            raise ToolServerError(f"there is no {self.KIND} {name!r}; known: {known}")
+        session: AbstractAsyncContextManager[ToolSession] = self._tools[name].session()
+        return session

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
-from runtime.server.http.body import json_type
+from runtime.server.http.body import expect
 
 _SILENT = frozenset({"thinking", "redacted_thinking"})
 """Reasoning blocks of earlier replies, which templates drop."""
@@ -28,9 +28,7 @@ def messages_of(
         messages.append(Message("system", text))
     for index, one in enumerate(turns):
         path = f"messages[{index}]"
-        if not isinstance(one, Mapping):
-            raise BadRequest(f"a message must be an object, got {json_type(one)}", where=path)
-        match one.get("role"):
+        match expect(one, dict, path, "a message must be an object").get("role"):
             case "user":
                 messages += _user(one.get("content"), path)
             case "assistant":
@@ -87,21 +85,14 @@ def _assistant(content: Any, path: str) -> Message:
 
 
 def _listed(content: Any, path: str) -> list[Any]:
-    if not isinstance(content, list):
-        raise BadRequest(
-            f"must be a string or a list of blocks, got {json_type(content)}", where=f"{path}.content"
-        )
-    return content
+    return expect(content, list, f"{path}.content", "must be a string or a list of blocks")
 
 
-def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
-    content = _listed(content, path)
-    for index, block in enumerate(content):
-        if not isinstance(block, dict):
-            raise BadRequest(
-                f"a block must be an object, got {json_type(block)}", where=f"{path}.content[{index}]"
-            )
-    return [(block, f"{path}.content[{index}]") for index, block in enumerate(content)]
+def _blocks(content: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each with its path."""
+    for index, block in enumerate(_listed(content, path)):
+        at = f"{path}.content[{index}]"
+        yield expect(block, dict, at, "a block must be an object"), at
 
 
 def _text(content: Any, path: str) -> str:
@@ -140,7 +131,8 @@ def tools_of(
 ) -> tuple[list[dict[str, Any]] | None, str, bool]:
     """The tools that the prompt lists, as templates expect them; the choice for ToolUse; and whether calls
     may be parallel. Raises BadRequest, NotSupported."""
-    kind = "auto" if choice is None else choice.get("type")
+    choice = {"type": "auto"} if choice is None else choice
+    kind = choice.get("type")
     if kind not in ("auto", "any", "tool", "none"):
         raise BadRequest(
             f'type must be "auto", "any", "tool" or "none", got {kind!r:.80}', where="tool_choice"
@@ -150,12 +142,10 @@ def tools_of(
             raise BadRequest("tools are needed for this tool_choice", where="tools")
         return None, "none", True
     shown = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    if kind == "tool" and choice is not None:
-        name = choice.get("name")
-        if name not in (tool["function"]["name"] for tool in shown):
-            raise BadRequest(f"Tool {name!r:.80} not found in tools list.", where="tool_choice.name")
-    choice = choice or {}
-    mode = {"any": "required", "tool": f"={choice.get('name')}"}.get(kind, kind)
+    name = choice.get("name")
+    if kind == "tool" and name not in (tool["function"]["name"] for tool in shown):
+        raise BadRequest(f"Tool {name!r:.80} not found in tools list.", where="tool_choice.name")
+    mode = {"any": "required", "tool": f"={name}"}.get(kind, kind)
     return (None if kind == "none" else shown), mode, choice.get("disable_parallel_tool_use") is not True
 
 

@@ -1,8 +1,5 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface, streamed or whole.
-
-It knows messages and content blocks; prompts, templates and tokens are the frontend's. Source of the
-shapes: Anthropic's API reference, version 2023-06-01.
-"""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface, streamed or whole. Source of the
+shapes: Anthropic's API reference, version 2023-06-01."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import event
@@ -42,12 +40,11 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
 _NAMES = {
     "max_new_tokens": "max_tokens", "stop": "stop_sequences", "json_schema": "output_config.format.schema",
 }  # fmt: skip
 """The runtime's names of fields -> those of these routes."""
+_BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 _UP_TO_THE_MODEL = ("adaptive", "between_tools")
 """Kinds of `thinking` that let the model decide."""
 
@@ -127,23 +124,11 @@ class AnthropicError(msgspec.Struct):
     request_id: str | None = None
 
 
-_MESSAGES = Operation(
-    "Chat completion (Anthropic API)",
-    request=MessagesRequest,
-    response=MessageReply,
-    stream=True,
-    errors=(404, 501, 504),
-    error=AnthropicError,
-    tag="anthropic",
+_operation = partial(Operation, error=AnthropicError, tag="anthropic")
+_MESSAGES = _operation(
+    "Chat completion (Anthropic API)", MessagesRequest, MessageReply, stream=True, errors=(404, 501, 504)
 )
-_COUNT = Operation(
-    "Count the tokens of a conversation",
-    request=Prompting,
-    response=TokenCount,
-    errors=(404, 501),
-    error=AnthropicError,
-    tag="anthropic",
-)
+_COUNT = _operation("Count the tokens of a conversation", Prompting, TokenCount, errors=(404, 501))
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
@@ -178,21 +163,13 @@ def _prompt(
     sampling: the request's sampling parameters."""
     adapter = check_model(ctx, body.model)
     fields, variables = _thinking(ctx, body.thinking)
-    if adapter is not None:
-        fields["lora_path"] = adapter
-    if body.cache_salt is not None:
-        fields["cache_salt"] = body.cache_salt
     tools, choice, parallel = tools_of(body.tools, body.tool_choice)
     messages = messages_of(body.system, body.messages)
-    fields["messages"] = continued(messages)
     use = ToolUse.of(ctx.model, tools, choice, parallel, messages, sampling)
-    if tools:
-        fields["tools"] = tools
     if (effort := (body.output_config or {}).get("effort")) is not None:
         variables["reasoning_effort"] = effort
-    if variables:
-        fields["template_kwargs"] = variables
-    return fields, use
+    prompt = {"messages": continued(messages), "tools": tools, "template_kwargs": variables or None}
+    return {**fields, **prompt, "lora_path": adapter, "cache_salt": body.cache_salt}, use
 
 
 def _thinking(ctx: ServerContext, thinking: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -203,8 +180,7 @@ def _thinking(ctx: ServerContext, thinking: dict[str, Any] | None) -> tuple[dict
     thinking = _without_empty(thinking)
     match thinking:
         case {"type": "enabled", "budget_tokens": int(budget)} if len(thinking) == 2 and budget is not True:
-            if budget < 1:
-                raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
+            check_range(budget, "thinking.budget_tokens", 1)
             if ctx.manager.reasoning is None:
                 raise NotSupported(
                     "it is not known how this model marks its reasoning",
@@ -253,18 +229,15 @@ class _Job:
     """One request, and how its reply becomes a message."""
 
     def __init__(self, ctx: ServerContext, body: MessagesRequest) -> None:
-        self._ctx, self._body = ctx, body
-        if body.max_tokens < 1:
-            raise BadRequest(f"must be at least 1, got {body.max_tokens}", where="max_tokens")
+        self._ctx, self._body, self.streams = ctx, body, body.stream
+        check_range(body.max_tokens, "max_tokens", 1)
         for name in ("container", "mcp_servers", "context_management", "diagnostics"):
             if getattr(body, name):
                 raise NotSupported(f"{name} is not supported", where=name)
         sampling: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": body.max_tokens}
-        for name in ("temperature", "top_k", "top_p"):
-            if (value := getattr(body, name)) is not None:
-                sampling[name] = value
-        if body.stop_sequences:
-            sampling["stop"] = list(body.stop_sequences)
+        values = {name: getattr(body, name) for name in ("temperature", "top_k", "top_p")}
+        values["stop"] = body.stop_sequences or None
+        sampling |= {name: value for name, value in values.items() if value is not None}
         sampling |= _format(body.output_config, body.output_format)
         budget = (body.thinking or {}).get("budget_tokens")
         if isinstance(budget, int) and budget >= body.max_tokens:
@@ -277,9 +250,7 @@ class _Job:
         request = GenerateReqInput(
             sampling_params=sampling,
             stream=body.stream,
-            bootstrap_host=body.bootstrap_host,
-            bootstrap_port=body.bootstrap_port,
-            bootstrap_room=body.bootstrap_room,
+            **{name: getattr(body, name) for name in _BOOTSTRAP},
             **prompt,
         )
         older = {} if body.output_format is None else {"json_schema": "output_format.schema"}
@@ -287,10 +258,6 @@ class _Job:
         [self._reply] = self._generation.replies
         self._thinks = request.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
-
-    @property
-    def streams(self) -> bool:
-        return self._body.stream
 
     async def whole(self) -> MessageReply:
         reply = self._reply
@@ -328,9 +295,7 @@ class _Job:
         yield _named("message_delta", delta=delta, usage=self._usage())
         yield _named("message_stop")
 
-    def _message(
-        self, content: list[dict[str, Any]], reason: str | None, sequence: str | None
-    ) -> MessageReply:
+    def _message(self, content: list[Any], reason: str | None, sequence: str | None) -> MessageReply:
         return MessageReply(self._id, self._ctx.served_name, content, reason, sequence, self._usage())
 
     def _stop(self) -> tuple[str, str | None]:
@@ -346,10 +311,8 @@ class _Job:
     def _usage(self) -> Usage:
         meta = self._reply.meta
         prompt = int(meta.get("prompt_tokens") or 0)
-        shown = self._ctx.config.enable_cache_report
-        cached = int(meta.get("cached_tokens") or 0) if shown else 0
-        completion = int(meta.get("completion_tokens") or 0)
-        return Usage(prompt - cached, completion, 0, cached)
+        cached = int(meta.get("cached_tokens") or 0) if self._ctx.config.enable_cache_report else 0
+        return Usage(prompt - cached, int(meta.get("completion_tokens") or 0), 0, cached)
 
 
 class _Blocks:
@@ -364,18 +327,20 @@ class _Blocks:
 
     def of(self, one: ReplyEvent) -> list[bytes]:
         """The events of one event of the reply."""
+        begun: list[bytes] = []
         match one:
             case ReasoningDelta(text=text):
-                return self.add("thinking", text)
+                delta = {"type": "thinking_delta", "thinking": text}
+                begun = self.kind("thinking") if text else []
             case ContentDelta(text=text):
-                return self.add("text", text)
-            case ToolCallDelta(index=number, name=name, arguments=arguments):
-                begun = [] if name is None else self._begin(f"call {number}", self._called(number, name))
-                return begun + self._more({"type": "input_json_delta", "partial_json": arguments}, arguments)
-        raise TypeError(f"no event of a reply: {one!r}")
-
-    def _called(self, number: int, name: str) -> dict[str, Any]:
-        return _call(self._tools.new_id(number, name), name, {})
+                delta = {"type": "text_delta", "text": text}
+                begun = self.kind("text") if text else []
+            case ToolCallDelta(index=number, name=name, arguments=text):
+                delta = {"type": "input_json_delta", "partial_json": text}
+                if name is not None:
+                    call = _call(self._tools.new_id(number, name), name, {})
+                    begun = self._begin(f"call {number}", call)
+        return [*begun, _named("content_block_delta", index=self._index, delta=delta)] if text else begun
 
     def kind(self, kind: str) -> list[bytes]:
         """Open a block of this kind, unless it is open."""
@@ -386,14 +351,6 @@ class _Blocks:
     def _begin(self, kind: str, block: dict[str, Any]) -> list[bytes]:
         events, self._open, self._index = self.end(), kind, self._index + 1
         return [*events, _named("content_block_start", index=self._index, content_block=block)]
-
-    def add(self, kind: str, text: str) -> list[bytes]:
-        if not text:
-            return []
-        return [*self.kind(kind), *self._more({"type": f"{kind}_delta", kind: text}, text)]
-
-    def _more(self, delta: dict[str, Any], text: str) -> list[bytes]:
-        return [_named("content_block_delta", index=self._index, delta=delta)] if text else []
 
     def end(self) -> list[bytes]:
         return [_named("content_block_stop", index=self._index)] if self._open else []

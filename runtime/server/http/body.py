@@ -402,6 +402,21 @@ def json_type(value: Any) -> str:
     return _TYPES.get(type(value), "an object")
 
 
+def expect(value: Any, kind: type[T], path: str, message: str) -> T:
+    """The value, if it is a `kind`. Raises BadRequest."""
+    if not isinstance(value, kind):
+        raise BadRequest(f"{message}, got {json_type(value)}", where=path)
+    return value
+
+
+def check_range(value: float | None, path: str, least: int, most: int | None = None) -> None:
+    """Raise BadRequest for a value that is out of range; None is not."""
+    if value is None or (value >= least and (most is None or value <= most)):
+        return
+    span = f"at least {least}" if most is None else f"from {least} to {most}"
+    raise BadRequest(f"must be {span}, got {value}", where=path)
+
+
 def _with_path(error: msgspec.ValidationError, path: str) -> BadRequest:
     message, _, inner = str(error).partition(" - at `")
     inner = inner.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")

@@ -1,15 +1,24 @@
 """The native routes of orders to the engine whose bodies or answers differ from the verb's: cache, requests,
-sessions, profile, settings, adapters, weights. The other orders are in verbs.py. Routes of other servers that
+sessions, profile, settings, weights, memory. The other orders are in verbs.py. Routes of other servers that
 this one does not have are answered with 501 and the reason.
+
+Memory is released and taken back with vLLM's routes and sglang's:
+
+    /sleep?level=1                      the KV pool; level 2: the weights, too
+    /wake_up?tags=weights&tags=kv_cache all without tags
+    /release_memory_occupation          {"tags": ["kv_cache", "weights"]}, all without
+    /resume_memory_occupation           the same
+
+Until all is back, requests are answered with 503, and so is /ready.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import re
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -20,27 +29,30 @@ from runtime.processes.frontend.client import CLIENT
 from runtime.processes.supervise.logs import ACCESS
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import (
-    VERBS,
     ControlOutput,
     FlushCacheReq,
-    LoadLoRAAdapterReq,
+    MemoryPart,
     OpenSessionReq,
     PrecompileReq,
     ProfileReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     SetStateReq,
-    UnloadLoRAAdapterReq,
     UpdateWeightsReq,
-    Verb,
-    parameters,
 )
 from runtime.protocol.errors import BadRequest, Forbidden, ModelLoadError, NoSuchService, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import error_body
 from runtime.server.http.openapi import Operation
 
 MAX_WAIT_S = 600.0
-LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+PARTS: tuple[MemoryPart, ...] = ("kv_cache", "weights")
+SLEEP_LEVELS: dict[str, tuple[MemoryPart, ...]] = {"1": ("kv_cache",), "2": PARTS}
+SLEEP_WAIT_S = 30.0
+"""How long running requests are waited for by default."""
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 NOT_HERE: dict[str, str] = {
@@ -128,13 +140,6 @@ class AllPrecompiled(msgspec.Struct):
     constraints: list[Precompiled]
 
 
-class LoadedLoras(msgspec.Struct):
-    """The directories of all adapters that are loaded now, by name."""
-
-    loaded_adapters: dict[str, str]
-    success: bool = True
-
-
 class UpdateWeights(msgspec.Struct, forbid_unknown_fields=True):
     """model_path: a directory of this machine with a checkpoint of the same shape; abort_all_requests: cancel
     running requests, which are computed again otherwise. The cache is always flushed."""
@@ -151,6 +156,12 @@ class SetInternalState(msgspec.Struct, forbid_unknown_fields=True):
     server_args: dict[str, Any]
 
 
+class Memory(msgspec.Struct, forbid_unknown_fields=True):
+    """tags: kv_cache, weights; left out: both. cuda_graph, a third one of sglang's, goes with either."""
+
+    tags: list[Literal["kv_cache", "weights", "cuda_graph"]] | None = None
+
+
 class Done(msgspec.Struct):
     success: bool
     message: str = ""
@@ -163,28 +174,19 @@ class Done(msgspec.Struct):
 
 OF_REQUESTS = frozenset({"/abort_request"})
 """Orders of any client, besides the verbs that are not for the admin alone."""
+_WAIT = {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}
+_SLEEP_QUERY = {
+    "level": {"enum": [1, 2]}, "mode": {"enum": ["wait", "abort"]},
+    "timeout": {**_WAIT, "default": SLEEP_WAIT_S},
+}  # fmt: skip
+_WAKE_QUERY = {"tags": {"type": "array", "items": {"enum": list(PARTS)}}}
+_MEMORY_ERRORS = (400, 501, 504)
 
 
-def body_of(verb: Verb) -> type[msgspec.Struct] | None:
-    """The struct of a body: the verb's parameters without `owner`, which is the client. None: it has none."""
-    fields = [_field(one) for one in parameters(verb) if one.name != "owner"]
-    if not fields:
-        return None
-    name = verb.request.__name__.removesuffix("Req")
-    about = {"__doc__": inspect.getdoc(verb.request)}
-    return msgspec.defstruct(name, fields, namespace=about, kw_only=True, forbid_unknown_fields=True)
-
-
-def _field(one: msgspec.structs.FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
-    if one.required:
-        return one.name, one.type
-    if one.default_factory is not msgspec.NODEFAULT:
-        return one.name, one.type, msgspec.field(default_factory=one.default_factory)
-    return one.name, one.type, one.default
-
-
-_LOAD_LORA, _UNLOAD_LORA = (body_of(VERBS[name]) for name in ("load_lora_adapter", "unload_lora_adapter"))
-_WAIT = {"timeout": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
+def _order(
+    summary: str, request: Any = None, response: Any = Done, errors: tuple[int, ...] = (504,), **more: Any
+) -> Operation:
+    return Operation(summary, request=request, response=response, errors=errors, **more)
 
 
 def _configure_logging(data: str) -> bool:
@@ -214,8 +216,8 @@ class Control(RouteGroup):
         raise NoSuchService(NOT_HERE[request.url.path], where=request.url.path)
 
     @serves(
-        Operation(
-            "Drop all cached prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
+        _order(
+            "Drop all cached prefixes", None, "text", (400, 504), query={"timeout": _WAIT}, plain_errors=True
         ),
         "POST /flush_cache",
     )
@@ -230,7 +232,7 @@ class Control(RouteGroup):
             f"The cache was not flushed: {reason}. ?timeout=SECONDS waits for them.\n", 400
         )
 
-    @serves(Operation("Cancel requests", request=Abort, response=Done), "POST /abort_request")
+    @serves(_order("Cancel requests", Abort, errors=()), "POST /abort_request")
     async def abort(self, request: Request) -> Done:
         body, client = await self._ctx.body(request, Abort), CLIENT.get()
         if client.is_tenant and (body.abort_all or body.prefix):
@@ -265,18 +267,10 @@ class Control(RouteGroup):
             self._ctx.manager.abort(f"{rid}_", prefix=True, client=order.client)
         return True
 
-    @serves(
-        Operation(
-            "Open a session; returns its id", request=OpenSession, response=str, empty_ok=True, errors=(504,)
-        ),
-        "POST /open_session",
-    )
+    @serves(_order("Open a session; returns its id", OpenSession, str, empty_ok=True), "POST /open_session")
     async def open_session(self, request: Request) -> Any:
         body = await self._ctx.body(request, OpenSession, empty_ok=True)
-        if body.capacity_of_str_len < 0:
-            raise BadRequest(
-                f"must be at least 0, got {body.capacity_of_str_len}", where="capacity_of_str_len"
-            )
+        check_range(body.capacity_of_str_len, "capacity_of_str_len", 0)
         if body.timeout is not None and not 0 < body.timeout < math.inf:
             raise BadRequest(f"must be a positive number of seconds, got {body.timeout}", where="timeout")
         if body.session_id == "":
@@ -290,51 +284,37 @@ class Control(RouteGroup):
         )
         return (await self._ctx.control(order)).data.get("session_id", body.session_id)
 
-    @serves(
-        Operation("Start a profile", request=StartProfile, response=Done, empty_ok=True, errors=(504,)),
-        "POST /start_profile",
-    )
+    @serves(_order("Start a profile", StartProfile, empty_ok=True), "POST /start_profile")
     async def start_profile(self, request: Request) -> Done:
         body = await self._ctx.body(request, StartProfile, empty_ok=True)
-        if body.num_steps is not None and body.num_steps < 1:
-            raise BadRequest(f"must be at least 1, got {body.num_steps}", where="num_steps")
+        check_range(body.num_steps, "num_steps", 1)
         if body.output_dir is not None and not _FOLDER_NAME.match(body.output_dir):
             # A client must not choose where on this machine files are written.
             raise BadRequest("must be a plain name of letters, digits, '.', '_' and '-'", where="output_dir")
         order = ProfileReq(action="start", steps=body.num_steps, folder=body.output_dir)
         return Done.of(await self._ctx.control(order))
 
-    @serves(Operation("Stop the profile", response=Done, errors=(400, 504)), "POST /stop_profile")
+    @serves(_order("Stop the profile", errors=(400, 504)), "POST /stop_profile")
     async def stop_profile(self, request: Request) -> Done:
         return Done.of(await self._ctx.control(ProfileReq(action="stop")))
 
-    @serves(
-        Operation("Change the logging", request=ConfigureLogging, response=Done), "POST /configure_logging"
-    )
+    @serves(_order("Change the logging", ConfigureLogging, errors=()), "POST /configure_logging")
     async def configure_logging(self, request: Request) -> Done:
         body = await self._ctx.body(request, ConfigureLogging)
-        if body.log_level not in (None, *LEVELS):
-            raise BadRequest(f"must be one of {', '.join(LEVELS)}", where="log_level")
+        if body.log_level not in (None, *LOG_LEVELS):
+            raise BadRequest(f"must be one of {', '.join(LOG_LEVELS)}", where="log_level")
         data = msgspec.json.encode(body).decode()
         _configure_logging(data)
         await self._ctx.peers.all("configure_logging", data, bool)
         return Done(True)
 
-    @serves(
-        Operation("Change settings of the scheduler", request=SetInternalState, response=Done, errors=(504,)),
-        "POST /set_internal_state",
-    )
+    @serves(_order("Change settings of the scheduler", SetInternalState), "POST /set_internal_state")
     async def set_state(self, request: Request) -> Done:
         body = await self._ctx.body(request, SetInternalState)
         values = {name: value for name, value in body.server_args.items() if value is not None}
         return Done.of(await self._ctx.control(SetStateReq(values=values)))
 
-    @serves(
-        Operation(
-            "Compile constraints in advance", request=Precompile, response=AllPrecompiled, errors=(504,)
-        ),
-        "POST /precompile",
-    )
+    @serves(_order("Compile constraints in advance", Precompile, AllPrecompiled), "POST /precompile")
     async def precompile(self, request: Request) -> dict[str, Any]:
         body = await self._ctx.body(request, Precompile)
         wait = self._ctx.config.control_timeout_s if body.timeout is None else body.timeout
@@ -347,30 +327,7 @@ class Control(RouteGroup):
                 one["error"] = error_body(from_dict(one["error"]))["error"]
         return data
 
-    @serves(
-        Operation("Load a LoRA adapter", request=_LOAD_LORA, response=LoadedLoras, errors=(504,)),
-        "POST /load_lora_adapter",
-    )
-    async def load_lora(self, request: Request) -> LoadedLoras:
-        return await self._lora(request, _LOAD_LORA, LoadLoRAAdapterReq)
-
-    @serves(
-        Operation("Unload a LoRA adapter", request=_UNLOAD_LORA, response=LoadedLoras, errors=(404, 504)),
-        "POST /unload_lora_adapter",
-    )
-    async def unload_lora(self, request: Request) -> LoadedLoras:
-        return await self._lora(request, _UNLOAD_LORA, UnloadLoRAAdapterReq)
-
-    async def _lora(self, request: Request, kind: Any, order: type[SingleReq]) -> LoadedLoras:
-        values = msgspec.structs.asdict(await self._ctx.body(request, kind))
-        return LoadedLoras((await self._ctx.control(order(**values))).data["loaded_adapters"])
-
-    @serves(
-        Operation(
-            "Load the weights of another checkpoint", request=UpdateWeights, response=Done, errors=(504,)
-        ),
-        "POST /update_weights_from_disk",
-    )
+    @serves(_order("Load the weights of another checkpoint", UpdateWeights), "POST /update_weights_from_disk")
     async def update_weights(self, request: Request) -> Done:
         body = await self._ctx.body(request, UpdateWeights)
         if not body.flush_cache:
@@ -384,6 +341,59 @@ class Control(RouteGroup):
             raise BadRequest(str(error), where="model_path") from error
         return Done(True, answer.message)
 
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    @serves(
+        _order(
+            "Release the memory of the KV cache; level 2: also of the weights",
+            errors=_MEMORY_ERRORS,
+            query=_SLEEP_QUERY,
+        ),
+        "POST /sleep",
+    )
+    async def sleep(self, request: Request) -> Done:
+        level = _one_of(request, "level", SLEEP_LEVELS)
+        mode = _one_of(request, "mode", ("wait", "abort"))
+        wait = seconds(request, "timeout", MAX_WAIT_S, SLEEP_WAIT_S)
+        order = ReleaseMemoryReq(parts=SLEEP_LEVELS[level], abort=mode == "abort", timeout_s=wait)
+        return await self._memory(order, wait)
+
+    @serves(_order("Take the memory back", errors=_MEMORY_ERRORS, query=_WAKE_QUERY), "POST /wake_up")
+    async def wake_up(self, request: Request) -> Done:
+        tags = request.query_params.getlist("tags")
+        if unknown := [tag for tag in tags if tag not in PARTS]:
+            raise BadRequest(f"must be of {', '.join(PARTS)}, got {unknown[0][:40]!r}", where="tags")
+        parts = tuple(part for part in PARTS if part in tags or not tags)
+        return await self._memory(ResumeMemoryReq(parts=parts), MAX_WAIT_S)
+
+    @serves(
+        _order("Release the memory of KV cache or weights", Memory, errors=_MEMORY_ERRORS, empty_ok=True),
+        "POST /release_memory_occupation",
+    )
+    async def release(self, request: Request) -> Done:
+        order = ReleaseMemoryReq(parts=await self._parts(request), timeout_s=SLEEP_WAIT_S)
+        return await self._memory(order, SLEEP_WAIT_S)
+
+    @serves(
+        _order("Take the memory back", Memory, errors=_MEMORY_ERRORS, empty_ok=True),
+        "POST /resume_memory_occupation",
+    )
+    async def resume(self, request: Request) -> Done:
+        return await self._memory(ResumeMemoryReq(parts=await self._parts(request)), MAX_WAIT_S)
+
+    async def _parts(self, request: Request) -> tuple[MemoryPart, ...]:
+        body = await self._ctx.body(request, Memory, empty_ok=True)
+        tags = PARTS if body.tags is None else body.tags
+        if not (parts := tuple(part for part in PARTS if part in tags)):
+            raise BadRequest(f"must name one of {', '.join(PARTS)}", where="tags")
+        return parts
+
+    async def _memory(self, order: SingleReq, longer_s: float) -> Done:
+        try:
+            return Done.of(await self._ctx.control(order, longer_s))
+        except ModelLoadError as error:
+            raise BadRequest(f"the weights cannot be read again: {error}", where="tags") from error
+
 
 def seconds(request: Request, name: str, most: float, without: float = 0.0) -> float:
     """A query parameter in seconds, by default `without`. Raises BadRequest."""
@@ -394,4 +404,12 @@ def seconds(request: Request, name: str, most: float, without: float = 0.0) -> f
         value = math.nan
     if not 0 <= value <= most:
         raise BadRequest(f"must be a number of seconds from 0 to {most:g}, got {text[:40]!r}", where=name)
+    return value
+
+
+def _one_of(request: Request, name: str, known: Collection[str]) -> str:
+    """A query parameter, by default the first of `known`. Raises BadRequest."""
+    value = request.query_params.get(name, next(iter(known)))
+    if value not in known:
+        raise BadRequest(f"must be one of {', '.join(known)}, got {value[:40]!r}", where=name)
     return value

@@ -32,17 +32,10 @@ PER_ITEM = (
 _INCREMENTAL = ("stream_output", "incremental_streaming_output")
 _SAMPLING_FIELDS = frozenset(SAMPLING_KEYS)
 
-_GENERATE_SCHEMA = body_schema(
-    GenerateReqInput,
-    without=INTERNAL,
-    plus={name: {"type": ["boolean", "null"]} for name in _INCREMENTAL},
-    types={"sampling_params": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]}},
-)
-_ENCODE_SCHEMA = body_schema(
-    EmbeddingReqInput,
-    without=INTERNAL,
-    types={"sampling_params": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]}},
-)
+_TYPES = {"sampling_params": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]}}
+_FLAGS = {name: {"type": ["boolean", "null"]} for name in _INCREMENTAL}
+_GENERATE_SCHEMA = body_schema(GenerateReqInput, without=INTERNAL, plus=_FLAGS, types=_TYPES)
+_ENCODE_SCHEMA = body_schema(EmbeddingReqInput, without=INTERNAL, types=_TYPES)
 _GENERATE_FIELDS, _ENCODE_FIELDS = _GENERATE_SCHEMA.names, _ENCODE_SCHEMA.names
 
 
@@ -67,17 +60,13 @@ class EncodeAnswer(msgspec.Struct):
 
 
 _GENERATE = Operation(
-    "Generate text for one prompt or several",
-    request=_GENERATE_SCHEMA,
-    response=GenerateAnswer | list[GenerateAnswer],
-    stream=True,
-    errors=(499, 504),
-)
+    "Generate text for one prompt or several", _GENERATE_SCHEMA, GenerateAnswer | list[GenerateAnswer],
+    stream=True, errors=(499, 504),
+)  # fmt: skip
 
 
 def _vectors(summary: str) -> Operation:
-    answers = EncodeAnswer | list[EncodeAnswer]
-    return Operation(summary, request=_ENCODE_SCHEMA, response=answers, errors=(499, 504))
+    return Operation(summary, _ENCODE_SCHEMA, EncodeAnswer | list[EncodeAnswer], errors=(499, 504))
 
 
 class Generate(RouteGroup):
@@ -91,17 +80,21 @@ class Generate(RouteGroup):
             return await while_connected(request, self._one(req))
         outcomes = await while_connected(request, self._ctx.manager.submit_batch(req))
         raise_if_all_failed([outcome for outcome in outcomes if not isinstance(outcome, Aborted)])
-        rids = [req[index].rid for index in range(len(req))]
         return [
-            _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
-            for outcome, rid in zip(outcomes, rids, strict=True)
+            _failed(outcome, req[index].rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
+            for index, outcome in enumerate(outcomes)
         ]
 
     def _generating(self, body: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
         """The request of a body, and whether its stream sends only new text. Raises BadRequest."""
         data = dict(known_fields(body, _GENERATE_FIELDS))
         data["sampling_params"] = _without_unknown(data.get("sampling_params"))
-        incremental = self._incremental(data)
+        incremental = self._ctx.config.incremental_streaming
+        for name in _INCREMENTAL:
+            value = data.pop(name, None)
+            if value is not None and not isinstance(value, bool):
+                raise BadRequest(f"must be a boolean, got {json_type(value)}", where=name)
+            incremental = incremental if value is None else value
         return self._ctx.normalized(to_struct(data, GenerateReqInput)), incremental
 
     async def _one(self, req: GenerateReqInput) -> GenerateAnswer:
@@ -128,18 +121,14 @@ class Generate(RouteGroup):
         req = await self._ctx.build(await self._ctx.read(request, EmbeddingReqInput), embedding)
         outputs = await while_connected(request, self._ctx.manager.embed(req))
         raise_if_all_failed(outputs)
-        answers = [_vector(output) for output in outputs]
+        answers = []
+        for output in outputs:
+            if isinstance(output, RuntimeFault):
+                answers.append(EncodeAnswer([], {}, error=error_body(output)["error"]))
+            else:
+                counts = {"prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens}
+                answers.append(EncodeAnswer(output.embedding, {"id": output.rid, **counts, **output.meta}))
         return answers[0] if req.is_single else answers
-
-    def _incremental(self, data: dict[str, Any]) -> bool:
-        """Whether the stream sends only new text, by fields that are removed from `data`."""
-        incremental = self._ctx.config.incremental_streaming
-        for name in _INCREMENTAL:
-            value = data.pop(name, None)
-            if value is not None and not isinstance(value, bool):
-                raise BadRequest(f"must be a boolean, got {json_type(value)}", where=name)
-            incremental = incremental if value is None else value
-        return incremental
 
     async def _events(self, req: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
         so_far = [None if incremental else SoFar() for _ in range(len(req))]
@@ -251,18 +240,9 @@ def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswe
 def _failed(fault: RuntimeFault, rid: Any, index: int | None = None) -> GenerateAnswer:
     """The answer of a failed item; of a cancelled one with its output until then."""
     reason = {"type": "abort", "message": str(fault), "status_code": fault.status, "err_type": fault.code}
-    partial = GenerateOutput("", [], {"id": rid})
-    match fault:
-        case Aborted(partial=GenerateOutput() as output):
-            partial = output
+    known = fault.partial if isinstance(fault, Aborted) else None
+    partial = known if isinstance(known, GenerateOutput) else GenerateOutput("", [], {"id": rid})
     answer = answer_of(partial, index)
     answer.meta_info = {**partial.meta, "finish_reason": reason}
     answer.error = error_body(fault)["error"]
     return answer
-
-
-def _vector(output: EmbeddingOutput | RuntimeFault) -> EncodeAnswer:
-    if isinstance(output, RuntimeFault):
-        return EncodeAnswer([], {}, error=error_body(output)["error"])
-    meta = {"id": output.rid, "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens}
-    return EncodeAnswer(output.embedding, {**meta, **output.meta})

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import platform
 import uuid
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,16 +86,19 @@ class Version(msgspec.Struct):
     version: str
 
 
-_MODEL = Operation("Information about the model", response={"type": "object"})
-_OPTIONS = Operation("Options, scheduler and version", response={"type": "object"}, errors=(504,))
+class Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
+_MODEL = Operation("Information about the model", None, {"type": "object"})
+_OPTIONS = Operation("Options, scheduler and version", None, {"type": "object"}, errors=(504,))
 
 
 class Info(RouteGroup):
     def __init__(self, ctx: ServerContext) -> None:
         super().__init__(ctx)
         ctx.peers.answers["live"] = lambda _: ctx.manager.live
-        self._check: asyncio.Task[None] | None = None
-        self._glance: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._obstacle: RuntimeFault | None = None
 
     @serves(Operation("Is the engine healthy?", response="text", public=True), "GET /health")
@@ -115,10 +120,7 @@ class Info(RouteGroup):
     async def _trouble(self) -> RuntimeFault | None:
         """Why a new request would wait long, or be refused; None if it would not. Concurrent checks share one
         question to scheduler and detokenizer, which count as stuck after health_timeout_s."""
-        if self._glance is None or self._glance.done():
-            self._glance = asyncio.create_task(self._look(), name="sglang-dsl-glance")
-            self._glance.add_done_callback(_take_error)
-        await asyncio.wait({self._glance}, timeout=GLANCE_S)
+        await asyncio.wait({self._shared("glance", self._look)}, timeout=GLANCE_S)
         if (fault := self._ctx.manager.fault) is not None:
             return fault
         if self._ctx.leaving():
@@ -153,10 +155,15 @@ class Info(RouteGroup):
 
     async def _checked(self) -> None:
         """Concurrent checks share one: they need no key, and must not keep the engine busy."""
-        if self._check is None or self._check.done():
-            self._check = asyncio.create_task(self._sign_of_life(), name="sglang-dsl-health")
-            self._check.add_done_callback(_take_error)
-        await asyncio.shield(self._check)
+        await asyncio.shield(self._shared("health", self._sign_of_life))
+
+    def _shared(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """The task of that name which is at work, or a new one."""
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            task = self._tasks[name] = asyncio.create_task(work(), name=f"sglang-dsl-{name}")
+            task.add_done_callback(_take_error)
+        return task
 
     async def _sign_of_life(self) -> None:
         """Return when a token was generated, or any other message came from the engine, or it is paused or
@@ -232,17 +239,16 @@ class Info(RouteGroup):
 
     @serves(Operation("Load of the server", response=list[Load], errors=(504,)), "GET /get_load")
     async def load(self, request: Request) -> list[Load]:
-        state = await self._state(self._ctx.config.control_timeout_s)
-        waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
-        used = int(state.get("slots", 0)) - int(state.get("free", 0)) - int(state.get("evictable", 0))
-        return [Load(0, int(state.get("running", 0)) + waiting, waiting, max(0, used))]
+        state = await self._counts()
+        waiting = state["waiting"] + state["compiling"]
+        used = state["slots"] - state["free"] - state["evictable"]
+        return [Load(0, state["running"] + waiting, waiting, max(0, used))]
 
     @serves(Operation("Load of the server, in detail", response=Loads, errors=(504,)), "GET /v1/loads")
     async def loads(self, request: Request) -> Loads:
-        state = await self._state(self._ctx.config.control_timeout_s)
-        running = int(state.get("running", 0))
-        waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
-        used, share = int(state.get("num_used_tokens", 0)), float(state.get("token_usage", 0.0))
+        state = await self._counts()
+        running, waiting = state["running"], state["waiting"] + state["compiling"]
+        used, share = state["num_used_tokens"], float(state["token_usage"])
         one = RankLoad(
             dp_rank=0,
             num_running_reqs=running,
@@ -252,12 +258,16 @@ class Info(RouteGroup):
             max_total_num_tokens=self._ctx.model.max_total_tokens,
             token_usage=share,
             max_running_requests=self._ctx.model.max_running_requests,
-            gen_throughput=float(state.get("gen_throughput", 0.0)),
-            cache_hit_rate=float(state.get("cache_hit_rate", 0.0)),
+            gen_throughput=float(state["gen_throughput"]),
+            cache_hit_rate=float(state["cache_hit_rate"]),
         )
         now = datetime.fromtimestamp(self._ctx.clock(), UTC).isoformat()
         total = TotalLoad(running, waiting, running + waiting, used, share)
         return Loads(now, version(), 1, [one], total)
+
+    @serves(Operation("Whether memory is released", None, Sleeping, errors=(504,)), "GET /is_sleeping")
+    async def is_sleeping(self, request: Request) -> Sleeping:
+        return Sleeping(bool((await self._ctx.control(HealthReq())).data.get("released")))
 
     @serves(Operation("The version of this server", response=Version), "GET /version")
     async def version(self, request: Request) -> Version:
@@ -273,6 +283,10 @@ class Info(RouteGroup):
             state = None  # this process's own counters are still shown
         body, kind = self._ctx.metrics.render(state, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
+
+    async def _counts(self) -> defaultdict[str, Any]:
+        """The scheduler's state; 0 for what it does not count."""
+        return defaultdict(int, await self._state(self._ctx.config.control_timeout_s))
 
     async def _state(self, patience: float) -> dict[str, Any]:
         return await self._question(GetStateReq(), patience)

@@ -98,8 +98,6 @@ class Recent(Observer):
 
 
 DEFAULT_PREFIXES = 500
-DECODE_IN_LOOP = 100
-"""Nodes whose texts are decoded on the event loop; more in a thread."""
 
 
 class ShownPrefix(PrefixNode):
@@ -134,7 +132,6 @@ _TREE = Operation(
     errors=(400, 504),
     query={"limit": {"type": "integer", "minimum": 1, "maximum": MAX_PREFIXES}},
 )
-_RECENT = Operation("The most recent requests: counts and times", response=RecentRequests)
 
 
 class Introspection(RouteGroup):
@@ -152,13 +149,12 @@ class Introspection(RouteGroup):
         question = prefixes.question(_limit(request), texts=client.sees_all)
         tree = (await self._ctx.control(question)).data
         tokenizer = self._ctx.manager.tokenizer if client.sees_all else None
-        if len(tree["nodes"]) <= DECODE_IN_LOOP:
-            shown = prefixes.with_texts(tree, tokenizer)
-        else:
-            shown = await asyncio.to_thread(prefixes.with_texts, tree, tokenizer)
+        shown = await asyncio.to_thread(prefixes.with_texts, tree, tokenizer)
         return {**shown, "texts": client.sees_all}
 
-    @serves(_RECENT, "GET /recent_requests")
+    @serves(
+        Operation("The most recent requests: counts and times", None, RecentRequests), "GET /recent_requests"
+    )
     async def recent(self, request: Request) -> RecentRequests:
         client = CLIENT.get()
         others = await self._ctx.peers.all("recent", "", list[RecentRequest])

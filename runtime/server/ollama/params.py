@@ -13,7 +13,7 @@ from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
-from runtime.server.http.body import json_type, known_fields
+from runtime.server.http.body import expect, json_type, known_fields
 from runtime.server.http.ignored import is_empty, remark
 from runtime.server.openai.messages import optional_text
 from runtime.server.openai.params import check_model
@@ -142,11 +142,10 @@ def thinking_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         return {"require_reasoning": None}
     if body.think and ctx.manager.reasoning is None:
         raise BadRequest(f"{body.model[:200]!r} does not support thinking", where="think")
-    fields: dict[str, Any] = {"require_reasoning": bool(body.think)}
     variables: dict[str, Any] = thinking_switch(ctx, bool(body.think))
     if variables and isinstance(body.think, str):
         variables["reasoning_effort"] = body.think
-    return {**fields, "template_kwargs": variables} if variables else fields
+    return {"require_reasoning": bool(body.think), "template_kwargs": variables or None}
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -156,14 +155,11 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _message(one: Mapping[str, Any], path: str) -> Message:
     one = known_fields(one, _MESSAGE, path)
-    role, content = one.get("role"), one.get("content") or ""
+    role = one.get("role")
     if role not in _ROLES:
         raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{path}.role")
-    if not isinstance(content, str):
-        raise BadRequest(f"must be a string, got {json_type(content)}", where=f"{path}.content")
-    called = one.get("tool_calls") or []
-    if not isinstance(called, list):
-        raise BadRequest(f"must be a list, got {json_type(called)}", where=f"{path}.tool_calls")
+    content = expect(one.get("content") or "", str, f"{path}.content", "must be a string")
+    called = expect(one.get("tool_calls") or [], list, f"{path}.tool_calls", "must be a list")
     calls = tuple(_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(called))
     if calls and role != "assistant":
         raise BadRequest("only an assistant's message has tool calls", where=f"{path}.tool_calls")

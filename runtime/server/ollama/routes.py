@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 
 from runtime.formats.chat.render import conversation
-from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
+from runtime.formats.reply import ContentDelta, ReasoningDelta
 from runtime.protocol.console import version
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
@@ -25,19 +25,7 @@ from runtime.server.context import RouteGroup, ServerContext, serves
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import EventStream, while_connected
-from runtime.server.ollama.params import (
-    NAMES,
-    OllamaChat,
-    OllamaEmbed,
-    OllamaGenerate,
-    OllamaRequest,
-    OllamaShow,
-    adapter_of,
-    content_of,
-    messages_of,
-    sampling_of,
-    thinking_of,
-)
+from runtime.server.ollama import params
 from runtime.server.openai.messages import tool_use
 from runtime.server.replies import Generation, continued, embed, shown_marks
 from runtime.server.tool_use import ToolUse
@@ -100,8 +88,8 @@ def _about(summary: str, response: Any, request: Any = None, **more: Any) -> Ope
 
 
 _ERRORS = (404, 501, 504)
-_CHAT = _about("Chat completion", OllamaAnswer, OllamaChat, errors=_ERRORS, lines=True)
-_GENERATE = _about("Text completion", OllamaAnswer, OllamaGenerate, errors=_ERRORS, lines=True)
+_CHAT = _about("Chat completion", OllamaAnswer, params.OllamaChat, errors=_ERRORS, lines=True)
+_GENERATE = _about("Text completion", OllamaAnswer, params.OllamaGenerate, errors=_ERRORS, lines=True)
 
 
 class Ollama(RouteGroup):
@@ -111,16 +99,18 @@ class Ollama(RouteGroup):
 
     @serves(_CHAT, "POST /api/chat")
     async def chat(self, request: Request) -> Any:
-        return await self._answer(request, await self._ctx.admit(request, OllamaChat, self._job_of))
+        return await self._answer(request, await self._ctx.admit(request, params.OllamaChat, self._job_of))
 
     @serves(_GENERATE, "POST /api/generate")
     async def generate(self, request: Request) -> Any:
-        return await self._answer(request, await self._ctx.admit(request, OllamaGenerate, self._job_of))
+        return await self._answer(
+            request, await self._ctx.admit(request, params.OllamaGenerate, self._job_of)
+        )
 
-    def _job_of(self, body: OllamaChat | OllamaGenerate) -> _Job | OllamaAnswer:
+    def _job_of(self, body: params.OllamaChat | params.OllamaGenerate) -> _Job | OllamaAnswer:
         """A job; or the answer to a body without a prompt, by which clients load a model."""
-        adapter_of(self._ctx, body.model)
-        if isinstance(body, OllamaChat):
+        params.adapter_of(self._ctx, body.model)
+        if isinstance(body, params.OllamaChat):
             if body.messages:
                 return _Job(self._ctx, body, *_chat_of(self._ctx, body))
             part: dict[str, Any] = {"message": {"role": "assistant", "content": ""}}
@@ -147,19 +137,36 @@ class Ollama(RouteGroup):
             )
         return await while_connected(request, job.whole())
 
-    @serves(_about("Embeddings", OllamaVectors, OllamaEmbed, errors=_ERRORS), "POST /api/embed")
+    @serves(_about("Embeddings", OllamaVectors, params.OllamaEmbed, errors=_ERRORS), "POST /api/embed")
     async def embed(self, request: Request) -> OllamaVectors:
-        model, req = await self._ctx.admit(request, OllamaEmbed, lambda body: _vectors_of(self._ctx, body))
-        return await while_connected(request, _embedded(self._ctx, model, req))
+        model, req = await self._ctx.admit(request, params.OllamaEmbed, self._vectors_of)
+        outputs = await while_connected(request, embed(self._ctx, req, {"text": "input"}))
+        seconds = max((float(one.meta.get("e2e_latency", 0.0)) for one in outputs), default=0.0)
+        return OllamaVectors(
+            model=model,
+            embeddings=[one.embedding for one in outputs],
+            total_duration=_nanoseconds(seconds),
+            load_duration=0,
+            prompt_eval_count=sum(one.prompt_tokens for one in outputs),
+        )
+
+    def _vectors_of(self, body: params.OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
+        """The model's name as the client wrote it, and the request. Raises BadRequest."""
+        adapter = params.adapter_of(self._ctx, body.model)
+        texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
+        with mapped_errors({"text": "input"}):
+            request = EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter)
+            return body.model, self._ctx.normalized(request)
 
     @serves(
-        _about("Information about the model", {"type": "object"}, OllamaShow, errors=(404,)), "POST /api/show"
+        _about("Information about the model", {"type": "object"}, params.OllamaShow, errors=(404,)),
+        "POST /api/show",
     )
     async def show(self, request: Request) -> dict[str, Any]:
-        name = await self._ctx.admit(request, OllamaShow, lambda body: body.model or body.name)
+        name = await self._ctx.admit(request, params.OllamaShow, lambda body: body.model or body.name)
         if not name:
             raise BadRequest("is missing", where="model")
-        adapter_of(self._ctx, name)
+        params.adapter_of(self._ctx, name)
         model = self._ctx.model
         family = model.model_type or "unknown"
         capabilities = {
@@ -222,59 +229,38 @@ class Ollama(RouteGroup):
         }
 
 
-def _chat_of(ctx: ServerContext, body: OllamaChat) -> tuple[GenerateReqInput, ToolUse]:
-    history = messages_of(body.messages)
-    sampling = sampling_of(ctx, body)
+def _chat_of(ctx: ServerContext, body: params.OllamaChat) -> tuple[GenerateReqInput, ToolUse]:
+    history = params.messages_of(body.messages)
+    sampling = params.sampling_of(ctx, body)
     tools, use = tool_use(ctx.model, body.tools, None, None, history, sampling)
     sampling |= use.sampling
     return _request(ctx, body, sampling, messages=continued(history), **tools), use
 
 
-def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput, ToolUse]:
-    sampling = sampling_of(ctx, body)
+def _text_of(ctx: ServerContext, body: params.OllamaGenerate) -> tuple[GenerateReqInput, ToolUse]:
+    sampling = params.sampling_of(ctx, body)
     if body.suffix or body.raw or ctx.model.template_source == "none":
         for name in ("system", "images"):
             if getattr(body, name):
                 raise BadRequest("needs a prompt that the chat template renders", where=name)
         return _request(ctx, body, sampling, text=body.prompt, suffix=body.suffix or None), ToolUse()
     system = [Message("system", body.system)] if body.system else []
-    user = Message("user", content_of(body.prompt, body.images, "images"))
+    user = Message("user", params.content_of(body.prompt, body.images, "images"))
     return _request(ctx, body, sampling, messages=conversation([*system, user])), ToolUse()
 
 
 def _request(
-    ctx: ServerContext, body: OllamaRequest, sampling: dict[str, Any], **prompt: Any
+    ctx: ServerContext, body: params.OllamaRequest, sampling: dict[str, Any], **prompt: Any
 ) -> GenerateReqInput:
-    thinking = thinking_of(ctx, body)
+    thinking = params.thinking_of(ctx, body)
     if "messages" not in prompt:
         thinking.pop("template_kwargs", None)
     return GenerateReqInput(
         sampling_params={**sampling, **shown_marks(ctx, bool(body.think) or None)},
-        lora_path=adapter_of(ctx, body.model),
+        lora_path=params.adapter_of(ctx, body.model),
         stream=body.stream,
         **thinking,
         **prompt,
-    )
-
-
-def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
-    """The model's name as the client wrote it, and the request. Raises BadRequest."""
-    adapter = adapter_of(ctx, body.model)
-    texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
-    with mapped_errors({"text": "input"}):
-        request = EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter)
-        return body.model, ctx.normalized(request)
-
-
-async def _embedded(ctx: ServerContext, model: str, request: EmbeddingReqInput) -> OllamaVectors:
-    outputs = await embed(ctx, request, {"text": "input"})
-    seconds = max((float(one.meta.get("e2e_latency", 0.0)) for one in outputs), default=0.0)
-    return OllamaVectors(
-        model=model,
-        embeddings=[one.embedding for one in outputs],
-        total_duration=_nanoseconds(seconds),
-        load_duration=0,
-        prompt_eval_count=sum(one.prompt_tokens for one in outputs),
     )
 
 
@@ -282,22 +268,18 @@ class _Job:
     """One request, and how its reply becomes lines."""
 
     def __init__(
-        self, ctx: ServerContext, body: OllamaRequest, request: GenerateReqInput, use: ToolUse
+        self, ctx: ServerContext, body: params.OllamaRequest, request: GenerateReqInput, use: ToolUse
     ) -> None:
-        self._ctx, self._body = ctx, body
+        self._ctx, self._body, self.streams = ctx, body, body.stream
         apart = bool(body.think) or None
         self._generation = Generation(
-            ctx, request, NAMES, use, apart=apart, whole_calls=True, keep_aborted=True
+            ctx, request, params.NAMES, use, apart=apart, whole_calls=True, keep_aborted=True
         )
-
-    @property
-    def streams(self) -> bool:
-        return self._body.stream
 
     async def whole(self) -> OllamaAnswer:
         await self._generation.run()
         [reply] = self._generation.replies
-        return self._line(reply.content, reply.reasoning or "", reply, end=True)
+        return self._line(reply.content, reply.reasoning or "", calls=reply.calls, meta=reply.meta)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         async with self._generation.follow() as changes:
@@ -310,37 +292,34 @@ class _Job:
                             yield line(self._line(text))
                 if reply.meta.get("finish_reason") is not None:
                     if reply.calls and not reply.was_cut:  # they are sent whole
-                        yield line(self._line("", calls=_calls(reply)))
-                    yield line(self._line("", "", reply, end=True, calls=[]))
+                        yield line(self._line("", calls=reply.calls))
+                    yield line(self._line("", meta=reply.meta))
 
     def _line(
         self,
         text: str,
         thought: str = "",
-        reply: ReplyParser | None = None,
         *,
-        end: bool = False,
-        calls: list[dict[str, Any]] | None = None,
+        calls: Sequence[Sequence[str]] = (),
+        meta: Mapping[str, Any] | None = None,
     ) -> OllamaAnswer:
-        answer = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=end)
-        if isinstance(self._body, OllamaChat):
+        """calls: (name, arguments). meta: of the whole reply, which ends with this line."""
+        answer = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=meta is not None)
+        if isinstance(self._body, params.OllamaChat):
             answer.message = {"role": "assistant", "content": text}
             if thought:
                 answer.message["thinking"] = thought
-            calls = _calls(reply) if calls is None and reply is not None else calls
             if calls:
-                answer.message["tool_calls"] = calls
+                answer.message["tool_calls"] = [
+                    {"function": {"name": name, "arguments": _arguments(values)}} for name, values in calls
+                ]
         else:
             answer.response = text
             if thought:
                 answer.thinking = thought
-        if end and reply is not None:
-            _complete(answer, reply.meta)
+        if meta is not None:
+            _complete(answer, meta)
         return answer
-
-
-def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
-    return [{"function": {"name": name, "arguments": _arguments(text)}} for name, text in reply.calls]
 
 
 def _arguments(text: str) -> Any:

@@ -1,7 +1,4 @@
-"""POST /v1/chat/completions: OpenAI's chat completions, streamed or whole.
-
-It knows messages and choices; prompts, templates and tokens are the frontend's.
-"""
+"""POST /v1/chat/completions: OpenAI's chat completions, streamed or whole."""
 
 from __future__ import annotations
 
@@ -19,29 +16,17 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import DONE, event
+from runtime.server.openai import params
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.messages import messages_of, template_fields, tool_use
-from runtime.server.openai.params import (
-    Generating,
-    extras_of,
-    fields_of,
-    finish_of,
-    names_of,
-    new_ids_of,
-    openai_operation,
-    prompt_facts_of,
-    usage_of,
-    with_logprobs,
-)
 from runtime.server.replies import Generation, shown_marks
 from runtime.server.tool_use import ToolUse
 
-MAX_TOP_LOGPROBS = 20
 
-
-class ChatRequest(Generating):
+class ChatRequest(params.Generating):
     """OpenAI's fields, the extensions of Generating, and those of the chat template.
 
     max_completion_tokens overrides the older max_tokens; without both a reply may fill the context.
@@ -119,9 +104,7 @@ _REFUSED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
 }
-
-
-_CHAT = openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
+_CHAT = params.openai_operation("Chat completion", request=ChatRequest, response=ChatCompletion, stream=True)
 
 
 class Chat(RouteGroup):
@@ -131,18 +114,21 @@ class Chat(RouteGroup):
         return await self._ctx.reply(request, job)
 
 
-def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse]:
-    """The runtime's request for a chat request, and its tools. Raises BadRequest, NotSupported."""
+def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse, dict[str, str]]:
+    """The runtime's request for a chat request, its tools, and the runtime's names of fields -> the body's.
+    Raises BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fields = fields_of(ctx, body, UNLIMITED if limit is None else limit)
+    fields, names = params.fields_of(ctx, body, UNLIMITED if limit is None else limit)
     fields.setdefault("require_reasoning", None)
     if body.logprobs:
-        fields = with_logprobs(fields, body.top_logprobs or 0)
+        fields = params.with_logprobs(fields, body.top_logprobs or 0)
     if body.input_ids is not None:
-        _check_ids(body)
+        for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
+            if getattr(body, name):
+                raise BadRequest("needs messages, not input_ids", where=name)
         request = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return request, ToolUse()
+        return request, ToolUse(), names
     history = messages_of(body.messages or [])
     sampling, parallel = fields["sampling_params"], body.parallel_tool_calls
     tools, use = tool_use(ctx.model, body.tools, body.tool_choice, parallel, history, sampling)
@@ -156,19 +142,12 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
         continue_final_message=body.continue_final_message,
     )
     request = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return request, use
+    return request, use, names
 
 
 def _kept_apart(body: ChatRequest) -> bool | None:
     """separate_reasoning; reasoning that is to be dropped must be separated in any case."""
     return True if body.include_reasoning is False else body.separate_reasoning
-
-
-def _check_ids(body: ChatRequest) -> None:
-    """Raise BadRequest for fields that format a prompt, beside input_ids."""
-    for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
-        if getattr(body, name):
-            raise BadRequest("needs messages, not input_ids", where=name)
 
 
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
@@ -177,24 +156,20 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
         raise NotSupported(
             'this model generates only text; leave it out or send ["text"]', where="modalities"
         )
-    if body.top_logprobs is not None:
-        if not body.logprobs and body.top_logprobs:
-            raise BadRequest("needs logprobs: true", where="top_logprobs")
-        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(
-                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
-            )
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("needs logprobs: true", where="top_logprobs")
+    check_range(body.top_logprobs, "top_logprobs", 0, params.MAX_TOP_LOGPROBS)
 
 
 class ChatJob:
     """One request, and how its replies become choices."""
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
-        self._ctx, self._body = ctx, body
-        names = names_of(body)
-        request, self._tools = request_of(ctx, body)
+        self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
+        request, self._tools, names = request_of(ctx, body)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
+        self._shows_usage = body.streaming.continuous_usage_stats
         self._ids: dict[int, list[int]] = {}
         self._generation = Generation(
             ctx, request, names, self._tools, apart=apart, held=held, keep_aborted=True
@@ -209,20 +184,15 @@ class ChatJob:
             "model": ctx.served_name,
         }
 
-    @property
-    def streams(self) -> bool:
-        return bool(self._body.stream)
-
     async def whole(self) -> ChatCompletion:
         await self._generation.run()
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
-        usage = usage_of(self._ctx, self._replies, 1)
+        usage = params.usage_of(self._ctx, self._replies, 1)
         completion = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
         first = self._replies[0]
         if self._body.return_token_ids:
             completion.prompt_token_ids = first.meta["prompt_token_ids"]
-        if "prompt_logprobs" in (facts := prompt_facts_of(self._body, first)):
-            completion.prompt_logprobs = facts["prompt_logprobs"]
+        completion.prompt_logprobs = params.prompt_logprobs_of(self._body, first)
         return completion
 
     def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
@@ -234,13 +204,13 @@ class ChatJob:
             message.tool_calls = [
                 self._call(number, name, arguments) for number, (name, arguments) in enumerate(reply.calls)
             ]
-        extras = extras_of(reply)
+        extras = params.extras_of(reply)
         if self._body.return_token_ids:
-            extras["token_ids"] = new_ids_of(reply)
+            extras["token_ids"] = params.new_ids_of(reply)
         return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras)
 
     def _finish(self, reply: ReplyParser) -> tuple[str | None, str | int | None]:
-        reason, matched = finish_of(reply)
+        reason, matched = params.finish_of(reply)
         called = reason == "stop" and reply.calls and not reply.was_cut
         return ("tool_calls" if called else reason), matched
 
@@ -251,10 +221,12 @@ class ChatJob:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         async with self._generation.follow() as changes:
             async for index, reply in changes:
+                ids = self._body.return_token_ids
                 if reply.is_first:
-                    yield self._first_chunk(index, reply)
-                if self._body.return_token_ids:
-                    self._ids.setdefault(index, []).extend(new_ids_of(reply))
+                    head = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if ids else {}
+                    yield self._chunk(index, {"role": "assistant", "content": ""}, head)
+                if ids:
+                    self._ids.setdefault(index, []).extend(params.new_ids_of(reply))
                 for one in reply.events:
                     match one:
                         case ReasoningDelta() if not self._shows_reasoning:
@@ -264,14 +236,18 @@ class ChatJob:
                         case ContentDelta(text=text):
                             for chunk in self._content_chunks(index, reply, text):
                                 yield chunk
-                        case ToolCallDelta():
-                            yield self._chunk(index, {"tool_calls": [self._call_delta(one)]})
+                        case ToolCallDelta(index=number, name=None, arguments=arguments):
+                            call = {"index": number, "function": {"arguments": arguments}}
+                            yield self._chunk(index, {"tool_calls": [call]})
+                        case ToolCallDelta(index=number, name=str(name), arguments=arguments):
+                            call = {"index": number, **self._call(number, name, arguments)}
+                            yield self._chunk(index, {"tool_calls": [call]})
                 reason, matched = self._finish(reply)
                 if reason is not None:
-                    extras = {"matched_stop": matched, **extras_of(reply)}
-                    yield self._chunk(index, {}, reason=reason, extras=extras)
-        if self._body.sends_usage:
-            yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
+                    facts = {"finish_reason": reason, "matched_stop": matched, **params.extras_of(reply)}
+                    yield self._chunk(index, {}, **facts)
+        if self._body.streaming.include_usage:
+            yield event({**self._head, "choices": [], "usage": params.usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
     def _content_chunks(self, index: int, reply: ReplyParser, text: str) -> Iterator[bytes]:
@@ -284,17 +260,6 @@ class ChatJob:
                 yield self._chunk(index, {"content": text}, logprobs={**logprobs, "content": tokens})
                 text, logprobs = "", {**logprobs, "content": [last]}
         yield self._chunk(index, {"content": text}, logprobs=logprobs)
-
-    def _first_chunk(self, index: int, reply: ReplyParser) -> bytes:
-        """With the role, and the ids of the prompt if they are requested."""
-        ids = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if self._body.return_token_ids else {}
-        return self._chunk(index, {"role": "assistant", "content": ""}, head=ids)
-
-    def _call_delta(self, one: ToolCallDelta) -> dict[str, Any]:
-        """A call's id and name come first, then pieces of its arguments."""
-        if one.name is None:
-            return {"index": one.index, "function": {"arguments": one.arguments}}
-        return {"index": one.index, **self._call(one.index, one.name, one.arguments)}
 
     def _logprobs(self, reply: ReplyParser) -> dict[str, Any] | None:
         """Of the tokens of the reply's last delta."""
@@ -309,23 +274,11 @@ class ChatJob:
         return {"content": content, "refusal": None}
 
     def _chunk(
-        self,
-        index: int,
-        delta: Mapping[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-        extras: Mapping[str, Any] | None = None,
-        head: Mapping[str, Any] | None = None,
+        self, index: int, delta: Mapping[str, Any], head: Mapping[str, Any] = {}, **facts: Any
     ) -> bytes:
-        choice: dict[str, Any] = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            **(extras or {}),
-        }
+        """head: fields beside the choice; facts: those of the choice."""
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **facts}
         if self._body.return_token_ids:  # all since the last chunk; some tokens' text is held back
             choice["token_ids"] = self._ids.pop(index, [])
-        usage = usage_of(self._ctx, self._replies, 1) if self._body.always_sends_usage else None
-        return event({**self._head, **(head or {}), "choices": [choice], "usage": usage})
+        usage = params.usage_of(self._ctx, self._replies, 1) if self._shows_usage else None
+        return event({**self._head, **head, "choices": [choice], "usage": usage})

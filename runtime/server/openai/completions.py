@@ -1,7 +1,5 @@
-"""POST /v1/completions: OpenAI's text completions, streamed or whole.
-
-It knows texts, ids and log-probabilities, not messages. Prompts may be a text, ids, or a list of either; with
-`suffix` the completion stands between the prompt and that text (fill-in-the-middle).
+"""POST /v1/completions: OpenAI's text completions, streamed or whole. Prompts may be a text, ids, or a list
+of either; with `suffix` the completion stands between the prompt and that text (fill-in-the-middle).
 """
 
 from __future__ import annotations
@@ -20,29 +18,17 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.sse import DONE, event
+from runtime.server.openai import params
 from runtime.server.openai.logprobs import spelled
-from runtime.server.openai.params import (
-    Generating,
-    choice_index,
-    extras_of,
-    fields_of,
-    finish_of,
-    names_of,
-    new_ids_of,
-    openai_operation,
-    prompt_facts_of,
-    prompts_of,
-    usage_of,
-    with_logprobs,
-)
 from runtime.server.replies import Generation
 
 MAX_TOKENS = 16
 MAX_LOGPROBS = 20
 
 
-class CompletionRequest(Generating):
+class CompletionRequest(params.Generating):
     """OpenAI's fields of the older interface, and the extensions of Generating."""
 
     prompt: str | list[str | int | list[int]]
@@ -82,7 +68,9 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-_COMPLETION = openai_operation("Text completion", request=CompletionRequest, response=Completion, stream=True)
+_COMPLETION = params.openai_operation(
+    "Text completion", request=CompletionRequest, response=Completion, stream=True
+)
 
 
 class Completions(RouteGroup):
@@ -96,35 +84,32 @@ class _Job:
     """One request: its prompts, and how its outputs become choices."""
 
     def __init__(self, ctx: ServerContext, body: CompletionRequest) -> None:
-        self._ctx, self._body = ctx, body
-        prompt = prompts_of(body.prompt, "prompt")
-        fields = fields_of(ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+        self._ctx, self._body, self.streams = ctx, body, bool(body.stream)
+        prompt = params.prompts_of(body.prompt, "prompt")
+        fields, names = params.fields_of(
+            ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        )
         fields["sampling_params"]["n"] = body.drawn
         self._check(body)
         if body.suffix:
             fields["suffix"] = body.suffix
-        wants_logprobs = body.logprobs is not None
-        if wants_logprobs:
-            fields = with_logprobs(fields, body.logprobs or 0)
+        if body.logprobs is not None:
+            fields = params.with_logprobs(fields, body.logprobs)
             if body.echo:
                 fields["logprob_start_len"] = 0
         elif body.drawn > body.samples:
             fields["return_logprob"] = True
         request = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._generation = Generation(ctx, request, names_of(body), parsed=False, keep_aborted=True)
+        self._generation = Generation(ctx, request, names, parsed=False, keep_aborted=True)
         self._request, self._replies = self._generation.request, self._generation.replies
         vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {
             reply: _Logprobs(vocabulary, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
             for reply in self._replies
         }
-        self._prompt = prompt
+        self._prompt, self._shows_usage = prompt, body.streaming.continuous_usage_stats
         self._id = f"cmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
-
-    @property
-    def streams(self) -> bool:
-        return bool(self._body.stream)
 
     def _check(self, body: CompletionRequest) -> None:
         if body.best_of is not None and body.best_of < body.samples:
@@ -133,8 +118,7 @@ class _Job:
             raise BadRequest(
                 "cannot be streamed: the best completions are known only at the end", where="best_of"
             )
-        if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
-            raise BadRequest(f"must be from 0 to {MAX_LOGPROBS}, got {body.logprobs}", where="logprobs")
+        check_range(body.logprobs, "logprobs", 0, MAX_LOGPROBS)
         if body.echo and body.suffix:
             raise BadRequest("cannot be combined with suffix", where="echo")
 
@@ -148,18 +132,18 @@ class _Job:
             text = self._prompt["text"]
             return [text] if isinstance(text, str) else list(text)
         ids = self._prompt["input_ids"]
-        many = [ids] if ids and isinstance(ids[0], int) else ids
+        many = [ids] if isinstance(ids[0], int) else ids
         return [self._ctx.manager.tokenizer.decode(some) for some in many]
 
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> Completion:
         await self._generation.run()
-        prompts, drawn, samples = self._request.batch_size, self._body.drawn, self._body.samples
+        prompts, samples = self._request.batch_size, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
-            replies = [self._replies[prompt + number * prompts] for number in range(drawn)]
-            if drawn > samples:
+            replies = self._replies[prompt::prompts]
+            if self._body.drawn > samples:
                 replies.sort(key=_mean_logprob, reverse=True)
             for number, reply in enumerate(replies[:samples]):
                 choices.append(self._choice(prompt * samples + number, reply, self._echoed[prompt]))
@@ -169,17 +153,17 @@ class _Job:
         """Of the reply's last delta."""
         output = reply.output
         assert output is not None
-        reason, matched = finish_of(reply)
+        reason, matched = params.finish_of(reply)
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = self._logprobs[reply].new(output, with_prompt=self._body.echo and reply.is_first)
-        extras = extras_of(reply) if reason else {}
+        extras = params.extras_of(reply) if reason else {}
         if self._body.return_token_ids:
-            extras["token_ids"] = new_ids_of(reply)
+            extras["token_ids"] = params.new_ids_of(reply)
             if reply.is_first:
                 extras["prompt_token_ids"] = reply.meta["prompt_token_ids"]
         if reason:
-            extras |= prompt_facts_of(self._body, reply)
+            extras["prompt_logprobs"] = params.prompt_logprobs_of(self._body, reply)
         return CompletionChoice(index, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -187,17 +171,17 @@ class _Job:
         async with self._generation.follow() as changes:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
-                choice = self._choice(choice_index(index, prompts, samples), reply, echoed)
+                # Items come as p1, p2, ..., p1, p2, ...; choices are numbered prompt by prompt.
+                choice = self._choice(index % prompts * samples + index // prompts, reply, echoed)
                 tokens = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
                 if choice.text or choice.finish_reason or (tokens is not msgspec.UNSET and tokens):
-                    shown = self._body.always_sends_usage
-                    yield self._chunk([choice], self._usage() if shown else None)
-        if self._body.sends_usage:
+                    yield self._chunk([choice], self._usage() if self._shows_usage else None)
+        if self._body.streaming.include_usage:
             yield self._chunk([], self._usage())
         yield DONE
 
     def _usage(self) -> dict[str, Any]:
-        return usage_of(self._ctx, self._replies, self._request.batch_size)
+        return params.usage_of(self._ctx, self._replies, self._request.batch_size)
 
     def _chunk(self, choices: list[CompletionChoice], usage: dict[str, Any] | None) -> bytes:
         return event(Completion(self._id, self._created, self._ctx.served_name, choices, usage))

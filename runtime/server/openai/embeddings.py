@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from starlette.requests import Request
 
 from runtime.protocol.requests.embedding import EmbeddingReqInput
-from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.context import RouteGroup, serves
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.sse import while_connected
 from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation, prompts_of
@@ -51,39 +50,27 @@ class EmbeddingList(msgspec.Struct):
     object: str = "list"
 
 
-_EMBEDDINGS = openai_operation("Embeddings", request=EmbeddingRequest, response=EmbeddingList)
+_SAME = ("dimensions", "cache_salt", "rid", "timeout_s")
 _NAMES = {"text": "input", "input_ids": "input"}
 
 
 class Embeddings(RouteGroup):
-    @serves(_EMBEDDINGS, "POST /v1/embeddings")
+    @serves(openai_operation("Embeddings", EmbeddingRequest, EmbeddingList), "POST /v1/embeddings")
     async def embeddings(self, request: Request) -> EmbeddingList:
-        ctx = self._ctx
-        body, req = await ctx.admit(request, EmbeddingRequest, lambda body: (body, _request(ctx, body)))
-        return await while_connected(request, _answer(ctx, body, req))
+        body, req = await self._ctx.admit(request, EmbeddingRequest, self._request)
+        outputs = await while_connected(request, embed(self._ctx, req, _NAMES))
+        data = []
+        for index, output in enumerate(outputs):
+            vector: list[float] | str = output.embedding
+            if body.encoding_format == "base64":
+                vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *output.embedding)).decode()
+            data.append(Embedding(index, vector))
+        prompt = sum(output.prompt_tokens for output in outputs)
+        return EmbeddingList(data, self._ctx.served_name, EmbeddingUsage(prompt, prompt))
 
-
-def _request(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingReqInput:
-    adapter = check_model(ctx, body.model)
-    fields = {name: value for name in ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
-              if (value := getattr(body, name)) is not None}  # fmt: skip
-    with mapped_errors(_NAMES):
-        return ctx.normalized(
-            EmbeddingReqInput(**prompts_of(body.input, "input"), lora_path=adapter, **fields)
-        )
-
-
-async def _answer(ctx: ServerContext, body: EmbeddingRequest, req: EmbeddingReqInput) -> EmbeddingList:
-    outputs = await embed(ctx, req, _NAMES)
-    data = [
-        Embedding(index, _encoded(output.embedding, body.encoding_format))
-        for index, output in enumerate(outputs)
-    ]
-    prompt = sum(output.prompt_tokens for output in outputs)
-    return EmbeddingList(data, ctx.served_name, EmbeddingUsage(prompt, prompt))
-
-
-def _encoded(vector: Sequence[float], form: str) -> list[float] | str:
-    if form == "float":
-        return list(vector)
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+    def _request(self, body: EmbeddingRequest) -> tuple[EmbeddingRequest, EmbeddingReqInput]:
+        adapter = check_model(self._ctx, body.model)
+        fields = {name: getattr(body, name) for name in _SAME} | {"priority": body.priority or 0}
+        with mapped_errors(_NAMES):
+            request = EmbeddingReqInput(**prompts_of(body.input, "input"), lora_path=adapter, **fields)
+            return body, self._ctx.normalized(request)

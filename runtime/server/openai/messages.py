@@ -1,6 +1,5 @@
 """OpenAI's messages and tools as the runtime's. Checks only their shape: template and frontend decide which
-roles and parts a model accepts.
-"""
+roles and parts a model accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.model_info import ModelInfo
-from runtime.server.http.body import json_type, known_fields
+from runtime.server.http.body import expect, json_type, known_fields
 from runtime.server.tool_use import ToolUse
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -34,9 +33,7 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _message(one: Any, path: str) -> Message:
-    if not isinstance(one, Mapping):
-        raise BadRequest(f"a message must be an object, got {json_type(one)}", where=path)
-    one = known_fields(one, _FIELDS, path)
+    one = known_fields(expect(one, dict, path, "a message must be an object"), _FIELDS, path)
     role = one.get("role")
     if role not in ROLES:
         raise BadRequest(f"must be one of {', '.join(ROLES)}; got {role!r:.80}", where=f"{path}.role")
@@ -65,14 +62,13 @@ def _message(one: Any, path: str) -> Message:
 def _content(one: Mapping[str, Any], may_be_missing: bool, path: str) -> str | list[dict[str, Any]]:
     content = one.get("content")
     match content:
-        case str():
-            return content
         case None:
             refusal = one.get("refusal")
             if may_be_missing:
                 return refusal if isinstance(refusal, str) else ""
             raise BadRequest("is missing", where=f"{path}.content")
         case list():
+            parts: list[dict[str, Any]] = []
             for index, part in enumerate(content):
                 if not isinstance(part, dict):
                     raise BadRequest(
@@ -80,26 +76,18 @@ def _content(one: Mapping[str, Any], may_be_missing: bool, path: str) -> str | l
                         where=f"{path}.content[{index}]",
                         hint='such as {"type": "text", "text": "..."}',
                     )
-            return [_refusal_as_text(part) for part in content]
+                refusal = part.get("refusal") if part.get("type") == "refusal" else None
+                parts.append({"type": "text", "text": refusal} if isinstance(refusal, str) else part)
+            return parts
         case _:
-            raise BadRequest(
-                f"must be a string or a list of parts, got {json_type(content)}", where=f"{path}.content"
-            )
-
-
-def _refusal_as_text(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}
-    return part
+            return expect(content, str, f"{path}.content", "must be a string or a list of parts")
 
 
 def _calls(value: Any, path: str) -> tuple[ToolCall, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list):
-        raise BadRequest(f"must be a list, got {json_type(value)}", where=path)
     calls: list[ToolCall] = []
-    for index, call in enumerate(value):
+    for index, call in enumerate(expect(value, list, path, "must be a list")):
         match call:
             case {"function": {"name": str(name), **rest}, **outer}:
                 arguments = rest.get("arguments", "{}")
@@ -209,11 +197,8 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
             if tool.get("type", "function") != "function":
                 raise BadRequest(f'is "function", got {tool["type"]!r:.80}', where=f"{path}.type")
             parameters = tool["function"].get("parameters")
-            if parameters is not None and not isinstance(parameters, dict):
-                raise BadRequest(
-                    f"must be a JSON schema, got {json_type(parameters)}",
-                    where=f"{path}.function.parameters",
-                )
+            if parameters is not None:
+                expect(parameters, dict, f"{path}.function.parameters", "must be a JSON schema")
             return {**tool, "type": "function"}
         case _:
             raise BadRequest(
@@ -223,6 +208,4 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
 
 def optional_text(one: Mapping[str, Any], name: str, path: str) -> str | None:
     value = one.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{path}.{name}")
-    return value
+    return None if value is None else expect(value, str, f"{path}.{name}", "must be a string")

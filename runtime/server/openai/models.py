@@ -4,6 +4,8 @@ adapters.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from starlette.requests import Request
 
@@ -30,10 +32,7 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-_MODELS = Operation(
-    "The served model, alone and with each adapter", response=ModelList, tag="openai", errors=(504,)
-)
-_MODEL = Operation("Information about a model", response=ModelCard, tag="openai", errors=(504,))
+_about = partial(Operation, tag="openai", errors=(504,))
 
 
 class Models(RouteGroup):
@@ -41,7 +40,7 @@ class Models(RouteGroup):
         super().__init__(ctx)
         self._created = int(ctx.clock())
 
-    @serves(_MODELS, "GET /v1/models")
+    @serves(_about("The served model, alone and with each adapter", None, ModelList), "GET /v1/models")
     async def models(self, request: Request) -> ModelList:
         ctx, created, length = self._ctx, self._created, self._ctx.model.context_length
         adapters: dict[str, str] = {}
@@ -53,7 +52,7 @@ class Models(RouteGroup):
                 cards.append(ModelCard(f"{name}:{adapter}", created, path, length, parent=name))
         return ModelList(cards)
 
-    @serves(_MODEL, "GET /v1/models/{model:path}")
+    @serves(_about("Information about a model", None, ModelCard), "GET /v1/models/{model:path}")
     async def model(self, request: Request) -> ModelCard:
         ctx, name = self._ctx, str(request.path_params["model"])
         cards = {one.id: one for one in (await self.models(request)).data}

@@ -1,8 +1,6 @@
 """What OpenAI's generating routes share: the parameters of a body under OpenAI's, sglang's and vLLM's names,
-as the runtime's; usage and finish reasons of an answer.
-
-Extensions are top-level fields, as `extra_body` sends them. A known field without effect is listed in
-NO_EFFECT; an unknown one is refused. Nothing here knows prompts or messages.
+as the runtime's; usage and finish reasons of an answer. Extensions are top-level fields, as `extra_body`
+sends them. A known field without effect is listed in NO_EFFECT; an unknown one is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from runtime.protocol.errors import BadRequest, ModelNotFound
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import SamplingParams, set_fields
 from runtime.server.context import ServerContext
-from runtime.server.http.errors import FieldNames
+from runtime.server.http.body import check_range
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.logprobs import prompt_entries
@@ -28,6 +26,7 @@ TOKEN_RULES = "token_rules"
 """The logit processor of allowed_token_ids and bad_words."""
 MAX_BAD_WORDS, MAX_BAD_WORD = 256, 256
 """Texts in bad_words, and characters of one."""
+MAX_TOP_LOGPROBS = 20
 DEFAULT_MODEL = "default"
 NO_MODEL = "dummy"
 """The model that Hugging Face's InferenceClient sends if it was given only an address."""
@@ -151,12 +150,8 @@ class Generating(Sampled, kw_only=True, forbid_unknown_fields=True):
         return 1 if self.n is None else self.n
 
     @property
-    def sends_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def always_sends_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+    def streaming(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
 
 _SPECIAL = {"custom_logit_processor", "max_thinking_tokens", "rid", "stream", "bootstrap_pair_key"}
@@ -167,24 +162,26 @@ _FIELDS -= {*OutputFields.__struct_fields__}
 """Fields that a GenerateReqInput has under the same name."""
 
 
-def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sampling_params and the other fields of a GenerateReqInput that are set. Raises BadRequest."""
-    values = set_fields(body)
+def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """The sampling_params and the other fields of a GenerateReqInput that are set, and the runtime's names of
+    fields -> this body's, if those differ. Raises BadRequest."""
+    values, constraint = set_fields(body), constraint_of(body)
+    names = dict(constraint.names)
     sampling = {name: value for name, value in values.items() if name in _SAMPLING}
     fields = {name: value for name, value in values.items() if name in _FIELDS}
     if body.min_tokens is not None:
         sampling["min_new_tokens"] = body.min_tokens
     if body.include_stop_str_in_output:
         sampling["no_stop_trim"] = True
-    sampling |= _token_rules(ctx, body) | constraint_of(body).sampling
+    sampling |= _token_rules(ctx, body) | constraint.sampling
     if body.custom_logit_processor:
         fields["custom_logit_processor"] = body.custom_logit_processor
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
-    if body.rid == "":
-        fields["rid"] = ""  # refused as such
-    if body.named is not None:
-        fields["rid"] = body.named
+    if body.named is not None or body.rid is not None:
+        fields["rid"] = body.named or ""  # an empty one is refused as such
+        if body.rid is None:
+            names["rid"] = "request_id"
     budgets = {body.max_thinking_tokens, body.thinking_token_budget} - {None}
     if len(budgets) > 1:
         raise BadRequest(
@@ -192,24 +189,18 @@ def generation_of(ctx: ServerContext, body: Sampled) -> tuple[dict[str, Any], di
         )
     if budgets:
         fields["max_thinking_tokens"] = budgets.pop()
-    return sampling, fields
-
-
-def field_names_of(body: Sampled) -> FieldNames:
-    """The runtime's names of fields -> this body's, if those differ. Raises BadRequest."""
-    names = dict(constraint_of(body).names)
-    if body.request_id is not None and body.rid is None:
-        names["rid"] = "request_id"
-    if body.thinking_token_budget is not None and body.max_thinking_tokens is None:
-        names["max_thinking_tokens"] = "thinking_token_budget"
-    return names
+        if body.max_thinking_tokens is None:
+            names["max_thinking_tokens"] = "thinking_token_budget"
+    return sampling, fields, names
 
 
 def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
     """sampling_params with the logit processor for allowed_token_ids and bad_words."""
     rules: dict[str, Any] = {}
     if body.allowed_token_ids:
-        _check_ids(ctx, body.allowed_token_ids)
+        for token in body.allowed_token_ids:
+            if not 0 <= token < (size := ctx.model.vocab_size):
+                raise BadRequest(f"{token} is not in the vocabulary of {size}", where="allowed_token_ids")
         rules["allowed_token_ids"] = sorted(set(body.allowed_token_ids))
     texts = [body.bad_words] if isinstance(body.bad_words, str) else body.bad_words or []
     if len(texts) > MAX_BAD_WORDS:
@@ -222,14 +213,6 @@ def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
     if body.custom_logit_processor or body.custom_params:
         raise BadRequest("cannot be combined with custom_logit_processor", where=name)
     return {"custom_logit_processor": TOKEN_RULES, "custom_params": rules}
-
-
-def _check_ids(ctx: ServerContext, ids: list[int]) -> None:
-    for token in ids:
-        if not 0 <= token < ctx.model.vocab_size:
-            raise BadRequest(
-                f"{token} is not in the vocabulary of {ctx.model.vocab_size}", where="allowed_token_ids"
-            )
 
 
 def _spellings(ctx: ServerContext, text: str) -> list[list[int]]:
@@ -262,16 +245,17 @@ def check_model(ctx: ServerContext, name: str) -> str | None:
     )
 
 
-def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str, Any]:
-    """The body's part of a GenerateReqInput, without its prompt. `max_tokens`: if the body has none. Defaults
-    of the checkpoint's generation_config come before this server's. Raises BadRequest, NotSupported."""
+def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body's part of a GenerateReqInput, without its prompt; and the runtime's names of fields -> this
+    body's. `max_tokens`: if the body has none. The checkpoint's generation_config comes before the server's
+    defaults. Raises BadRequest, NotSupported."""
     adapter = check_model(ctx, body.model)
     refuse_unsupported(body, _REFUSED)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("needs stream: true", where="stream_options")
-    if body.samples < 1:
-        raise BadRequest(f"must be at least 1, got {body.n}", where="n")
-    sampling, fields = generation_of(ctx, body)
+    check_range(body.n, "n", 1)
+    sampling, fields, names = generation_of(ctx, body)
+    names = {**NAMES, **names}
     sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **sampling}
     if body.n is not None:
         sampling["n"] = body.n
@@ -280,9 +264,9 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     if body.prompt_logprobs is not None:
         if body.stream:
             raise BadRequest("are not available in streams", where="prompt_logprobs", hint="leave out stream")
-        if body.prompt_logprobs < 0:
-            raise BadRequest(f"must be at least 0, got {body.prompt_logprobs}", where="prompt_logprobs")
+        check_range(body.prompt_logprobs, "prompt_logprobs", 0)
         fields = {**with_logprobs(fields, body.prompt_logprobs), "logprob_start_len": 0}
+        names["top_logprobs_num"] = "prompt_logprobs"
     if body.lora_path == "":
         del fields["lora_path"]
     elif adapter is not None and body.lora_path not in (None, adapter):
@@ -291,13 +275,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
         )
     if adapter is not None:
         fields["lora_path"] = adapter
-    return {"sampling_params": sampling, **fields}
-
-
-def names_of(body: Generating) -> FieldNames:
-    """The runtime's names of fields -> this body's. Raises BadRequest."""
-    tops = {"top_logprobs_num": "prompt_logprobs"} if body.prompt_logprobs is not None else {}
-    return {**NAMES, **field_names_of(body), **tops}
+    return {"sampling_params": sampling, **fields}, names
 
 
 def with_logprobs(fields: Mapping[str, Any], top: int) -> dict[str, Any]:
@@ -306,11 +284,11 @@ def with_logprobs(fields: Mapping[str, Any], top: int) -> dict[str, Any]:
     return {**fields, "return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": most}
 
 
-def prompt_facts_of(body: Generating, reply: ReplyParser) -> dict[str, Any]:
-    """prompt_logprobs of an answer, if the body asks for them."""
-    if body.prompt_logprobs is None:
-        return {}
-    return {"prompt_logprobs": prompt_entries(reply.meta, body.prompt_logprobs)}
+def prompt_logprobs_of(
+    body: Generating, reply: ReplyParser
+) -> list[dict[str, Any] | None] | msgspec.UnsetType:
+    """Of an answer, if the body asks for them."""
+    return msgspec.UNSET if (top := body.prompt_logprobs) is None else prompt_entries(reply.meta, top)
 
 
 def new_ids_of(reply: ReplyParser) -> list[int]:
@@ -328,9 +306,7 @@ def prompts_of(prompt: str | list[Any], path: str) -> dict[str, Any]:
             raise BadRequest("is empty", where=path)
         case [*items] if all(isinstance(item, str) for item in items):
             return {"text": items}
-        case [*items] if all(isinstance(item, int) for item in items):
-            return {"input_ids": items}
-        case [*items] if all(isinstance(item, list) for item in items):
+        case [*items] if any(all(isinstance(item, kind) for item in items) for kind in (int, list)):
             return {"input_ids": items}
         case _:
             raise BadRequest(
@@ -338,22 +314,11 @@ def prompts_of(prompt: str | list[Any], path: str) -> dict[str, Any]:
             )
 
 
-def choice_index(index: int, prompts: int, samples: int) -> int:
-    """Items come as p1, p2, ..., p1, p2, ...; choices are numbered prompt by prompt."""
-    return index % prompts * samples + index // prompts
-
-
 def finish_of(reply: ReplyParser) -> tuple[str | None, str | int | None]:
     """finish_reason and the stop that matched; None while the reply goes on."""
-    match reply.meta.get("finish_reason"):
-        case None:
-            return None, None
-        case {"type": str(kind), "matched": (str() | int()) as matched}:
-            return kind, matched
-        case {"type": str(kind)}:
-            return kind, None
-        case other:
-            raise TypeError(f"a finish reason is an object, got {other!r}")
+    reason = reply.meta.get("finish_reason") or {}
+    matched = reason.get("matched")
+    return reason.get("type"), matched if isinstance(matched, str | int) else None
 
 
 def extras_of(reply: ReplyParser) -> dict[str, Any]:
@@ -363,9 +328,12 @@ def extras_of(reply: ReplyParser) -> dict[str, Any]:
 
 def usage_of(ctx: ServerContext, replies: Sequence[ReplyParser], prompts: int) -> dict[str, Any]:
     """Tokens of one request; every prompt counts once, however many samples it has."""
-    prompt = _sum(replies[:prompts], "prompt_tokens")
-    completion = _sum(replies, "completion_tokens")
-    reasoning = _sum(replies, "reasoning_tokens")
+
+    def total(name: str, some: Iterable[ReplyParser] = replies) -> int:
+        return sum(int(reply.meta.get(name) or 0) for reply in some)
+
+    prompt, completion = total("prompt_tokens", replies[:prompts]), total("completion_tokens")
+    reasoning = total("reasoning_tokens")
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -374,9 +342,5 @@ def usage_of(ctx: ServerContext, replies: Sequence[ReplyParser], prompts: int) -
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
     if ctx.config.enable_cache_report:
-        usage["prompt_tokens_details"] = {"cached_tokens": _sum(replies[:prompts], "cached_tokens")}
+        usage["prompt_tokens_details"] = {"cached_tokens": total("cached_tokens", replies[:prompts])}
     return usage
-
-
-def _sum(replies: Iterable[ReplyParser], name: str) -> int:
-    return sum(int(reply.meta.get(name) or 0) for reply in replies)

@@ -16,19 +16,19 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from operator import mul
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
 
 from runtime.formats.chat.render import conversation
-from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import RouteGroup, ServerContext, serves
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import mapped_errors
 from runtime.server.http.sse import while_connected
 from runtime.server.openai.params import DEFAULT_MODEL, check_model, openai_operation
@@ -40,6 +40,9 @@ JUDGE = (
     'Note that the answer can only be "yes" or "no".'
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+Scored: TypeAlias = tuple[list[float], int]
+"""The score of each pair, and the number of prompt tokens."""
 
 
 class Scoring(msgspec.Struct, kw_only=True):
@@ -136,10 +139,10 @@ class Ranking(msgspec.Struct):
 
 _SCORE = openai_operation(
     "how well texts go together, or how probable labels are after a text",
-    request=ScoreRequest,
-    response=LabelScores | PairScores,
+    ScoreRequest,
+    LabelScores | PairScores,
 )
-_RERANK = openai_operation("documents by how well they meet a query", request=RerankRequest, response=Ranking)
+_RERANK = openai_operation("documents by how well they meet a query", RerankRequest, Ranking)
 
 
 class Scores(RouteGroup):
@@ -204,17 +207,9 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
 def _prompts(ctx: ServerContext, body: ScoreRequest) -> dict[str, Any]:
     """Query and item of each, joined. Raises BadRequest."""
     query, items = body.query, body.items
-    match items:
-        case str():
-            listed: list[Any] = [items]
-        case [int(), *_]:
-            listed = [items]
-        case list():
-            listed = items
-        case _:
-            listed = []
-    if not listed:
+    if not items:
         raise BadRequest("is empty", where="items")
+    listed: list[Any] = [items] if isinstance(items, str) or isinstance(items[0], int) else list(items)
     if query is None:
         raise BadRequest("is missing", where="query")
     kind = str if isinstance(query, str) else list
@@ -249,7 +244,7 @@ async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
     if len(first) not in (1, len(second)):
         raise BadRequest(f"has {len(first)} texts, {two} {len(second)}", where=one)
     queries = first * len(second) if len(first) == 1 else first
-    scores, tokens = await _Pairs(ctx, body, list(zip(queries, second, strict=True)), two).scores()
+    scores, tokens = await _pair_scores(ctx, body, list(zip(queries, second, strict=True)), two)
     data = [PairScore(index, value) for index, value in enumerate(scores)]
     named = body.request_id or body.rid or new_rid()
     usage = ScoreUsage(tokens, tokens)
@@ -271,18 +266,15 @@ def _side(body: ScoreRequest, *names: str) -> tuple[str, list[str]]:
 async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
     if not body.documents:
         raise BadRequest("is empty", where="documents")
-    if body.top_n is not None and body.top_n < 0:
-        raise BadRequest(f"must be at least 0, got {body.top_n}", where="top_n")
+    check_range(body.top_n, "top_n", 0)
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     _check_work(ctx, len(texts), sum(map(len, texts)), "documents")
-    read, most = texts, body.max_tokens_per_doc
-    if most is not None:
-        if most < 1:
-            raise BadRequest(f"must be at least 1, got {most}", where="max_tokens_per_doc")
+    check_range(body.max_tokens_per_doc, "max_tokens_per_doc", 1)
+    read = texts
+    if (most := body.max_tokens_per_doc) is not None:
         shorten = partial(_shortened, ctx, texts, most)
-        size = sum(map(len, texts))
-        read = shorten() if size < LONG else await ctx.manager.encoding.run(size, shorten)
-    scores, tokens = await _Pairs(ctx, body, [(body.query, text) for text in read], "documents").scores()
+        read = await ctx.manager.encoding.run(sum(map(len, texts)), shorten)
+    scores, tokens = await _pair_scores(ctx, body, [(body.query, text) for text in read], "documents")
     best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     results = [
         Ranked(index, scores[index], RerankDocument(texts[index]) if body.return_documents else None)
@@ -299,97 +291,91 @@ def _shortened(ctx: ServerContext, texts: list[str], most: int) -> list[str]:
     return [text if len(tokens) <= most else tokenizer.decode(tokens[:most], False) for text, tokens in pairs]
 
 
-class _Pairs:
-    """Pairs of texts to score. path: the field that has the second texts. Raises BadRequest."""
+async def _pair_scores(ctx: ServerContext, body: Scoring, pairs: Pairs, path: str) -> Scored:
+    """path: the field that has the second texts. Raises BadRequest."""
+    check_model(ctx, body.model)
+    _check_work(ctx, len(pairs), sum(len(one) + len(two) for one, two in pairs), path)
+    if body.instruct and body.instruction:
+        raise BadRequest("cannot be combined with instruction", where="instruct")
+    with mapped_errors({"text": path, "messages": path, "rid": "request_id"}):
+        if ctx.model.is_generation:
+            return await _judged(ctx, body, pairs)
+        for name in ("instruct", "instruction"):
+            if getattr(body, name):
+                raise BadRequest("is only supported by models that generate", where=name)
+        if ctx.model.architecture.endswith("ForSequenceClassification"):
+            return await _crossed(ctx, body, pairs)
+        return await _compared(ctx, body, pairs)
 
-    def __init__(
-        self, ctx: ServerContext, body: Scoring, pairs: Sequence[tuple[str, str]], path: str
-    ) -> None:
-        self._ctx, self._body, self._pairs, self._path = ctx, body, pairs, path
-        self._adapter = check_model(ctx, body.model)
-        _check_work(ctx, len(pairs), sum(len(one) + len(two) for one, two in pairs), path)
-        if body.instruct and body.instruction:
-            raise BadRequest("cannot be combined with instruction", where="instruct")
 
-    async def scores(self) -> tuple[list[float], int]:
-        """Each pair's score, and the number of prompt tokens."""
-        body, model = self._body, self._ctx.model
-        with mapped_errors({"text": self._path, "messages": self._path, "rid": "request_id"}):
-            if model.is_generation:
-                return await self._judged()
-            if body.instruct or body.instruction:
-                raise BadRequest(
-                    "is only supported by models that generate",
-                    where="instruct" if body.instruct else "instruction",
-                )
-            if model.architecture.endswith("ForSequenceClassification"):
-                return await self._crossed()
-            return await self._compared()
+async def _crossed(ctx: ServerContext, body: Scoring, pairs: Pairs) -> Scored:
+    """By a cross-encoder."""
+    vectors, tokens = await _embedded(ctx, body, list(map(list, pairs)), is_cross_encoder_request=True)
+    if any(len(vector) != 1 for vector in vectors):
+        raise NotSupported(
+            f"this classifier has {len(vectors[0])} labels, but a score needs exactly one",
+            where="model",
+            hint="/classify returns all of them",
+        )
+    return [vector[0] for vector in vectors], tokens
 
-    async def _crossed(self) -> tuple[list[float], int]:
-        """By a cross-encoder."""
-        vectors, tokens = await self._embedded(list(map(list, self._pairs)), is_cross_encoder_request=True)
-        if any(len(vector) != 1 for vector in vectors):
-            raise NotSupported(
-                f"this classifier has {len(vectors[0])} labels, but a score needs exactly one",
-                where="model",
-                hint="/classify returns all of them",
-            )
-        return [vector[0] for vector in vectors], tokens
 
-    async def _compared(self) -> tuple[list[float], int]:
-        """By the cosine of their vectors."""
-        texts = list(dict.fromkeys(text for pair in self._pairs for text in pair))
-        vectors, tokens = await self._embedded(texts)
-        lengths = [math.hypot(*vector) or 1.0 for vector in vectors]
-        index = {text: at for at, text in enumerate(texts)}
-        scores = []
-        for query, document in self._pairs:
-            one, two = index[query], index[document]
-            scores.append(sum(map(mul, vectors[one], vectors[two])) / lengths[one] / lengths[two])
-        return scores, tokens
+async def _compared(ctx: ServerContext, body: Scoring, pairs: Pairs) -> Scored:
+    """By the cosine of their vectors."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    vectors, tokens = await _embedded(ctx, body, texts)
+    known = {text: (vector, math.hypot(*vector) or 1.0) for text, vector in zip(texts, vectors, strict=True)}
+    scores = []
+    for query, document in pairs:
+        (one, length), (two, other) = known[query], known[document]
+        scores.append(sum(map(mul, one, two)) / length / other)
+    return scores, tokens
 
-    async def _embedded(self, texts: list[Any], **options: Any) -> tuple[list[list[float]], int]:
-        options |= _common(self._body)
-        request = self._ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=self._adapter, **options))
-        request.normalize_batch_and_arguments()
-        outputs = await embed(self._ctx, request, {})
-        return [one.embedding for one in outputs], sum(one.prompt_tokens for one in outputs)
 
-    async def _judged(self) -> tuple[list[float], int]:
-        """By the answer of a model that generates."""
-        instruction = self._body.instruct or self._body.instruction or INSTRUCTION
-        fields = _common(self._body)
-        named = fields.pop("rid", None)
-        requests = []
-        for index, (query, document) in enumerate(self._pairs):
-            prompt = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-            request = GenerateReqInput(
-                messages=conversation([Message("system", JUDGE), Message("user", prompt)]),
-                template_kwargs=thinking_switch(self._ctx, False) or None,
-                choices=list(ANSWERS),
-                lora_path=self._adapter,
-                rid=None if named is None else f"{named}_{index}",
-                **fields,
-            )
-            requests.append(self._ctx.with_deadline(request))
-        scores, tokens = [], 0
-        for output in await self._ctx.manager.submit_batch(requests):
-            if isinstance(output, RuntimeFault):
-                raise output
-            yes, no = (sum(choice.logprobs) for choice in output.choices or ())
-            scores.append(1 / (1 + math.exp(min(700.0, no - yes))))
-            tokens += int(output.meta["prompt_tokens"])
-        return scores, tokens
+async def _embedded(
+    ctx: ServerContext, body: Scoring, texts: list[Any], **options: Any
+) -> tuple[list[list[float]], int]:
+    adapter = check_model(ctx, body.model)
+    options |= _common(body)
+    request = ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=adapter, **options))
+    request.normalize_batch_and_arguments()
+    outputs = await embed(ctx, request, {})
+    return [one.embedding for one in outputs], sum(one.prompt_tokens for one in outputs)
+
+
+async def _judged(ctx: ServerContext, body: Scoring, pairs: Pairs) -> Scored:
+    """By the answer of a model that generates."""
+    instruction = body.instruct or body.instruction or INSTRUCTION
+    fields = _common(body)
+    named = fields.pop("rid")
+    requests = []
+    for index, (query, document) in enumerate(pairs):
+        prompt = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        request = GenerateReqInput(
+            messages=conversation([Message("system", JUDGE), Message("user", prompt)]),
+            template_kwargs=thinking_switch(ctx, False) or None,
+            choices=list(ANSWERS),
+            lora_path=check_model(ctx, body.model),
+            rid=None if named is None else f"{named}_{index}",
+            **fields,
+        )
+        requests.append(ctx.with_deadline(request))
+    scores, tokens = [], 0
+    for output in await ctx.manager.submit_batch(requests):
+        if isinstance(output, RuntimeFault):
+            raise output
+        yes, no = (sum(choice.logprobs) for choice in output.choices or ())
+        scores.append(1 / (1 + math.exp(min(700.0, no - yes))))
+        tokens += int(output.meta["prompt_tokens"])
+    return scores, tokens
 
 
 def _common(body: Scoring) -> dict[str, Any]:
     """Fields of a request that are the same for all its items."""
     if body.rid and body.request_id and body.rid != body.request_id:
         raise BadRequest("must be the same as rid, which also names the request", where="request_id")
-    fields = {name: value for name in ("priority", "timeout_s") if (value := getattr(body, name)) is not None}
-    named = body.rid or body.request_id
-    return {**fields, "rid": named} if named else fields
+    named = body.rid or body.request_id or None
+    return {"priority": body.priority or 0, "timeout_s": body.timeout_s, "rid": named}
 
 
 def _check_work(ctx: ServerContext, number: int, size: int, path: str) -> None:

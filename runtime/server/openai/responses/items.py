@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.request_base import new_rid
-from runtime.server.http.body import json_type
+from runtime.server.http.body import expect
 
 
 def text_part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
@@ -62,9 +62,6 @@ def _action(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-Calls: TypeAlias = dict[int, list[ToolCall]]
-"""Index of a reply among the messages -> its calls."""
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -76,29 +73,36 @@ def messages_of(items: str | Sequence[Any]) -> list[Message]:
     if not items:
         raise BadRequest("is empty", where="input")
     messages: list[Message] = []
-    calls: Calls = {}
+    calls: dict[int, list[ToolCall]] = {}  # index of a reply among the messages -> its calls
+
+    def add_call(call: ToolCall) -> None:
+        """To the reply before, or as a reply of its own."""
+        if not messages or messages[-1].role != "assistant":
+            messages.append(Message("assistant", ""))
+        calls.setdefault(len(messages) - 1, []).append(call)
+
     for index, item in enumerate(items):
         path = f"input[{index}]"
-        if not isinstance(item, Mapping):
-            raise BadRequest(f"an item must be an object, got {json_type(item)}", where=path)
-        match item:
+        match expect(item, dict, path, "an item must be an object"):
             case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
-                call = ToolCall(name, arguments, item.get("call_id") or item.get("id"))
-                _add_call(messages, calls, call)
+                add_call(ToolCall(name, arguments, item.get("call_id") or item.get("id")))
             case {"type": "function_call_output", "call_id": str(identity), "output": output}:
                 messages.append(Message("tool", _output(output, f"{path}.output"), tool_call_id=identity))
             case {"type": "mcp_call", "name": str(name), "arguments": str(arguments), "id": str(identity)}:
-                _add_call(messages, calls, ToolCall(name, arguments, identity))
+                add_call(ToolCall(name, arguments, identity))
                 text = str(item.get("output") or item.get("error") or "")
                 messages.append(Message("tool", text, name=name, tool_call_id=identity))
             case {"type": "code_interpreter_call", "code": str(code), "id": str(identity)}:
                 arguments = msgspec.json.encode({"code": code}).decode()
-                _add_call(messages, calls, ToolCall("python", arguments, identity))
+                add_call(ToolCall("python", arguments, identity))
                 messages.append(Message("tool", _logs(item), name="python", tool_call_id=identity))
             case {"type": "reasoning" | "web_search_call"}:
                 continue  # reasoning is not shown to the model again; a search's results are not in its item
             case {"role": role, "content": content} if item.get("type", "message") == "message":
-                messages.append(Message(_role(role, path), _content(content, f"{path}.content")))
+                if not isinstance(role, str) or role not in _ROLES:
+                    known = ", ".join(_ROLES)
+                    raise BadRequest(f"must be one of {known}; got {role!r:.80}", where=f"{path}.role")
+                messages.append(Message(_ROLES[role], _content(content, f"{path}.content")))
             case _:
                 kind = item.get("type")
                 raise NotSupported(
@@ -124,8 +128,8 @@ def input_items(items: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 def _logs(item: Mapping[str, Any]) -> str:
     """The output of code that was run."""
     outputs = item.get("outputs")
-    listed = outputs if isinstance(outputs, list) else []
-    return "".join(str(one.get("logs", "")) for one in listed if isinstance(one, Mapping))
+    known = [one for one in outputs if isinstance(one, Mapping)] if isinstance(outputs, list) else []
+    return "".join(str(one.get("logs", "")) for one in known)
 
 
 def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
@@ -135,31 +139,16 @@ def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
-def _add_call(messages: list[Message], calls: Calls, call: ToolCall) -> None:
-    """To the reply before, or as a reply of its own."""
-    if not messages or messages[-1].role != "assistant":
-        messages.append(Message("assistant", ""))
-    calls.setdefault(len(messages) - 1, []).append(call)
-
-
-def _role(role: Any, path: str) -> str:
-    name = _ROLES.get(role) if isinstance(role, str) else None
-    if name is None:
-        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{path}.role")
-    return name
-
-
 def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise BadRequest(f"must be a string or a list of parts, got {json_type(content)}", where=path)
     parts: list[dict[str, Any]] = []
-    for index, part in enumerate(content):
+    for index, part in enumerate(expect(content, list, path, "must be a string or a list of parts")):
         match part:
-            case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
-                parts.append({"type": "text", "text": text})
-            case {"type": "refusal", "refusal": str(text)}:
+            case {"type": "input_text" | "output_text" | "text", "text": str(text)} | {
+                "type": "refusal",
+                "refusal": str(text),
+            }:
                 parts.append({"type": "text", "text": text})
             case {"type": str()}:
                 parts.append(dict(part))  # the frontend checks images and sound

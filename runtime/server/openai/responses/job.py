@@ -18,16 +18,16 @@ from runtime.protocol.messages import Message
 from runtime.protocol.request_base import new_rid
 from runtime.protocol.sampling import UNLIMITED
 from runtime.server.context import ServerContext
+from runtime.server.http.body import check_range
 from runtime.server.http.errors import error_type
 from runtime.server.http.ignored import refuse_unsupported
 from runtime.server.http.sse import event
+from runtime.server.openai import params
 from runtime.server.openai.messages import template_fields, tool_use
-from runtime.server.openai.params import check_model, field_names_of, generation_of, with_logprobs
 from runtime.server.openai.responses.items import input_items, messages_of
 from runtime.server.openai.responses.step import Step, StepEvents
 from runtime.server.openai.responses.tools import Sessions, afterwards, chosen, offer
 from runtime.server.openai.responses.types import (
-    MAX_TOP_LOGPROBS,
     Kept,
     ResponseObject,
     ResponsesRequest,
@@ -54,8 +54,6 @@ _NAMES = {
     "structural_tag": "text.format",
 }  # fmt: skip
 """The runtime's names of fields -> those of this route."""
-
-
 _ECHOED = (
     "instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user",
 )  # fmt: skip
@@ -67,8 +65,8 @@ class Job:
         self, ctx: ServerContext, body: ResponsesRequest, store: Store, earlier: Kept | None = None
     ) -> None:
         self._ctx, self._body, self._store = ctx, body, store
-        self._adapter = check_model(ctx, body.model)
-        self._names = {**_NAMES, **field_names_of(body)}
+        self.streams = bool(body.stream)
+        self._adapter = params.check_model(ctx, body.model)
         self._check()
         history: list[Message] = []
         if body.previous_response_id is not None:
@@ -97,10 +95,6 @@ class Job:
         self._choice = chosen(body.tool_choice, self._offer.run)
         self._step: Step | None = self._next(self._choice)
 
-    @property
-    def streams(self) -> bool:
-        return bool(self._body.stream)
-
     def _check(self) -> None:
         body = self._body
         check_metadata(body.metadata)
@@ -111,24 +105,19 @@ class Job:
             raise BadRequest("a background response must be stored", where="store")
         if body.truncation == "auto":
             raise NotSupported("conversations are not truncated", where="truncation")
-        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(
-                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
-            )
+        check_range(body.top_logprobs, "top_logprobs", 0, params.MAX_TOP_LOGPROBS)
         unknown = set(body.include or ()) - _INCLUDED
         if unknown:
             raise NotSupported(f"{', '.join(sorted(unknown))} cannot be included", where="include")
-        if body.max_tool_calls is not None and body.max_tool_calls < 1:
-            raise BadRequest(f"must be at least 1, got {body.max_tool_calls}", where="max_tool_calls")
+        check_range(body.max_tool_calls, "max_tool_calls", 1)
 
     def _next(self, choice: Any) -> Step:
         """A generation after the messages so far. choice: `tool_choice` as chat completions have it."""
         body, model = self._body, self._ctx.model
         limit = body.max_output_tokens
-        if limit is not None and limit < 1:
-            raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
+        check_range(limit, "max_output_tokens", 1)
         most = UNLIMITED if limit is None else limit - self._usage[2]
-        sampling, fields = generation_of(self._ctx, body)
+        sampling, fields, names = params.generation_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and constraint_of(body).sampling:
             raise BadRequest("only one constraint can be used at a time", where="text.format")
@@ -138,9 +127,10 @@ class Job:
             model, self._offer.functions, choice, body.parallel_tool_calls, self._messages, sampling
         )
         shows = body.include_reasoning is not False
-        sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
+        apart = None if shows else True
+        sampling |= use.sampling | shown_marks(self._ctx, apart)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-            fields = with_logprobs(fields, body.top_logprobs or 0)
+            fields = params.with_logprobs(fields, body.top_logprobs or 0)
         fields |= tools | template_fields(body.chat_template_kwargs, (body.reasoning or {}).get("effort"))
         request = GenerateReqInput(
             messages=conversation(self._messages),
@@ -150,14 +140,13 @@ class Job:
             **fields,
         )
         container = f"cntr_{self.response.id[5:]}"
-        generation = Generation(self._ctx, request, self._names, use, apart=None if shows else True)
+        generation = Generation(self._ctx, request, {**_NAMES, **names}, use, apart=apart)
         return Step(self._ctx, generation, use, self._offer.run, container, shows)
 
     def _blank(self) -> ResponseObject:
         body = self._body
-        form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
+        form = (body.text and body.text.format) or TextFormat()
         shown = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
-        reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
         return ResponseObject(
             id=f"resp_{new_rid()}",
             created_at=int(self._ctx.clock()),
@@ -165,7 +154,7 @@ class Job:
             status="in_progress",
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            reasoning=reasoning,
+            reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
             background=bool(body.background),
             store=body.store is not False,
             text={"format": shown},
@@ -197,16 +186,14 @@ class Job:
         self.response.status = "in_progress"
         try:
             await self._run()
-            self._keep()
         except asyncio.CancelledError:
             self.response.status = "cancelled"
             raise
         except RuntimeFault as fault:
             self._fail(fault)
-            self._keep()
         except Exception as error:  # noqa: BLE001 - reported in the response
             self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
-            self._keep()
+        self._keep()
 
     def _fail(self, fault: RuntimeFault) -> None:
         self.response.status = "failed"
@@ -313,8 +300,8 @@ class Job:
         limit = self._body.max_output_tokens
         if limit is not None and self._usage[2] >= limit:
             self._end("max_output_tokens")
-            return
-        self._step = self._next(afterwards(self._choice))
+        else:
+            self._step = self._next(afterwards(self._choice))
 
     def _end(self, cut: str | None = None) -> None:
         self.response.status = "completed" if cut is None else "incomplete"
@@ -326,10 +313,9 @@ def _constraint(form: TextFormat | None) -> dict[str, Any]:
     """The constraint of a text format, as sampling parameters. Raises BadRequest."""
     if form is None:
         return {}
-    parts: tuple[str, ...] = ("schema",) if form.type == "json_schema" else ()
-    if form.type == "structural_tag":
-        parts = ("structures", "triggers", "format")
-    for name in ("schema", "structures", "triggers", "format"):
+    tag = ("structures", "triggers", "format")
+    parts = {"json_schema": ("schema",), "structural_tag": tag}.get(form.type, ())
+    for name in ("schema", *tag):
         if getattr(form, name) is not None and name not in parts:
             raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"text.format.{name}")
     match form.type:

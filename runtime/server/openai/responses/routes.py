@@ -36,10 +36,7 @@ _PAGES = {
 }
 _PATH = "/v1/responses/{response_id}"
 _CREATE = openai_operation(
-    "Create a response (OpenAI Responses API)",
-    request=ResponsesRequest,
-    response=ResponseObject,
-    stream=True,
+    "Create a response (OpenAI Responses API)", ResponsesRequest, ResponseObject, stream=True
 )
 
 
@@ -62,13 +59,12 @@ class Responses(RouteGroup):
         body, earlier = await self._ctx.read(request, ResponsesRequest), None
         if isinstance(before := body.data.get("previous_response_id"), str):
             earlier = await self._find(before)
-        job = await self._ctx.build(body, lambda data: self._job(data, earlier))
+        job = await self._ctx.build(
+            body, lambda data: Job(self._ctx, to_struct(data, ResponsesRequest), self._store, earlier)
+        )
         if job.response.background:
             return job.begin()
         return await self._ctx.reply(request, job, job.failed_event)
-
-    def _job(self, data: dict[str, Any], earlier: Kept | None) -> Job:
-        return Job(self._ctx, to_struct(data, ResponsesRequest), self._store, earlier)
 
     @serves(_stored("A stored response", ResponseObject), f"GET {_PATH}")
     async def read(self, request: Request) -> ResponseObject:
@@ -88,15 +84,15 @@ class Responses(RouteGroup):
         order, limit = query.get("order", "desc"), query.get("limit", "20")
         if order not in ("asc", "desc"):
             raise BadRequest('must be "asc" or "desc"', where="order")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_ITEMS):
+        if len(limit) > 9 or not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_ITEMS):
             raise BadRequest(f"must be a number from 1 to {MAX_ITEMS}", where="limit")
         if order == "desc":
             items.reverse()
         if (after := query.get("after")) is not None:
-            places = [index for index, item in enumerate(items) if item["id"] == after]
-            if not places:
+            names = [item["id"] for item in items]
+            if after not in names:
                 raise BadRequest("is not an item of this response", where="after")
-            items = items[places[0] + 1 :]
+            items = items[names.index(after) + 1 :]
         shown = items[: int(limit)]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         return InputItems(shown, first, last, len(shown) < len(items))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
@@ -153,7 +154,7 @@ class StepEvents:
 
     def __init__(self, step: Step, event: Callable[..., bytes], offset: int) -> None:
         self._step, self._event, self._offset = step, event, offset
-        self._positions: dict[str, int] = {}  # "reasoning", "message" or "call N" -> output_index
+        self._positions: dict[str, int] = {}  # an item's id -> its output_index
 
     def begin(self) -> list[bytes]:
         """The items that are certain to come: a reply that may call need not have a text."""
@@ -163,30 +164,28 @@ class StepEvents:
 
     def position(self, item: dict[str, Any]) -> int:
         """The output_index of an item of the finished generation."""
-        kind = item["type"]
-        if kind not in ("reasoning", "message"):
-            kind = f"call {next(at for at, one in enumerate(self._step.calls) if one is item)}"
-        return self._positions.get(kind, self._offset + len(self._positions))
+        return self._positions.get(item["id"], self._offset + len(self._positions))
 
-    def _open(self, kind: str, item: dict[str, Any]) -> list[bytes]:
-        position = self._positions[kind] = self._offset + len(self._positions)
+    def _open(self, item: dict[str, Any]) -> list[bytes]:
+        position = self._positions[item["id"]] = self._offset + len(self._positions)
         return [self._event("response.output_item.added", output_index=position, item=item)]
 
+    def _of(self, identity: str, kind: str, **fields: Any) -> bytes:
+        position = self._positions[identity]
+        return self._event(f"response.{kind}", output_index=position, item_id=identity, **fields)
+
     def _open_reasoning(self) -> list[bytes]:
-        if "reasoning" in self._positions:
+        if self._step.reasoning_id in self._positions:
             return []
-        return self._open("reasoning", self._step.reasoning_item("", "in_progress"))
+        return self._open(self._step.reasoning_item("", "in_progress"))
 
     def _open_message(self) -> list[bytes]:
-        if "message" in self._positions:
+        identity = self._step.message_id
+        if identity in self._positions:
             return []
-        events = self._open("message", {**self._step.message_item("", "in_progress"), "content": []})
+        events = self._open({**self._step.message_item("", "in_progress"), "content": []})
         part = text_part("", ())
-        return [*events, self._event("response.content_part.added", **self._at("message"), part=part)]
-
-    def _at(self, kind: str) -> dict[str, Any]:
-        identity = self._step.message_id if kind == "message" else self._step.reasoning_id
-        return {"output_index": self._positions[kind], "item_id": identity, "content_index": 0}
+        return [*events, self._of(identity, "content_part.added", content_index=0, part=part)]
 
     def of(self, one: ReplyEvent) -> list[bytes]:
         """The events of one event of the reply."""
@@ -195,98 +194,84 @@ class StepEvents:
             case ReasoningDelta() if not step.shows_reasoning:
                 return []
             case ReasoningDelta(text=text):
-                events = self._open_reasoning()
-                delta = self._event("response.reasoning_text.delta", **self._at("reasoning"), delta=text)
-                return [*events, delta]
+                events, fields = self._open_reasoning(), {"content_index": 0, "delta": text}
+                return [*events, self._of(step.reasoning_id, "reasoning_text.delta", **fields)]
             case ContentDelta(text=text):
                 new = step.new_logprobs()
                 if not text and (step.may_call or step.reply.may_reason):
                     return []
-                events = self._open_message()
-                fields = {**self._at("message"), "delta": text, "logprobs": new}
-                return [*events, self._event("response.output_text.delta", **fields)]
+                events, fields = self._open_message(), {"content_index": 0, "delta": text, "logprobs": new}
+                return [*events, self._of(step.message_id, "output_text.delta", **fields)]
             case ToolCallDelta(index=number, name=name, arguments=text):
-                events = [] if name is None else self._open_call(number, name)
-                kind = _ARGUMENTS.get(step.calls[number]["type"])
-                if not text or kind is None:
-                    return events
-                return [*events, self._of_call(number, f"{kind}.delta", delta=text)]
-        raise TypeError(f"no event of a reply: {one!r}")
+                events = [] if name is None else self._open_call(step.call_item(number, name))
+                item = step.calls[number]
+                if text and (kind := _ARGUMENTS.get(item["type"])) is not None:
+                    events.append(self._of(item["id"], f"{kind}.delta", delta=text))
+                return events
 
     def end(self) -> list[bytes]:
         """Each item as the model left it. Those of calls that are run here end later."""
         step, events = self._step, []
         if not step.calls:
             events += self._open_message()
-        items = {one["type"]: one for one in step.items()}
-        for number in range(len(step.calls)):
-            if f"call {number}" not in self._positions:
-                events += self._open(f"call {number}", step.calls[number])
-        for kind, position in self._positions.items():
-            item = step.calls[int(kind[5:])] if kind.startswith("call ") else items[kind]
+        for item in step.calls:
+            if item["id"] not in self._positions:
+                events += self._open(item)
+        items = {one["id"]: one for one in step.items()}
+        for identity in self._positions:
+            item = items[identity]
             match item["type"]:
                 case "reasoning":
                     text = step.reply.reasoning or ""
-                    events.append(self._event("response.reasoning_text.done", **self._at(kind), text=text))
+                    events.append(self._of(identity, "reasoning_text.done", content_index=0, text=text))
                 case "message":
                     [part] = item["content"]
-                    fields = {**self._at(kind), "text": part["text"], "logprobs": part["logprobs"]}
-                    events.append(self._event("response.output_text.done", **fields))
-                    events.append(self._event("response.content_part.done", **self._at(kind), part=part))
+                    fields = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+                    events.append(self._of(identity, "output_text.done", **fields))
+                    events.append(self._of(identity, "content_part.done", content_index=0, part=part))
                 case _:
-                    events += self._arguments(int(kind[5:]))
+                    events += self._arguments(item)
                     if item["status"] == "in_progress":
                         continue
-            events.append(self._event("response.output_item.done", output_index=position, item=item))
+            events.append(self._done(item))
         return events
+
+    def _done(self, item: dict[str, Any]) -> bytes:
+        return self._event("response.output_item.done", output_index=self._positions[item["id"]], item=item)
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def _of_call(self, number: int, kind: str, **fields: Any) -> bytes:
-        position, identity = self._positions[f"call {number}"], self._step.calls[number]["id"]
-        return self._event(f"response.{kind}", output_index=position, item_id=identity, **fields)
+    def _open_call(self, item: dict[str, Any]) -> list[bytes]:
+        events, kind = self._open(item), item["type"]
+        return events if kind == "function_call" else [*events, self._of(item["id"], f"{kind}.in_progress")]
 
-    def _open_call(self, number: int, name: str) -> list[bytes]:
-        item = self._step.call_item(number, name)
-        events = self._open(f"call {number}", item)
-        if item["type"] == "function_call":
-            return events
-        return [*events, self._of_call(number, f"{item['type']}.in_progress")]
-
-    def _arguments(self, number: int) -> list[bytes]:
+    def _arguments(self, item: dict[str, Any]) -> list[bytes]:
         """They are complete."""
-        item = self._step.calls[number]
+        of = partial(self._of, item["id"])
         match item["type"]:
             case "function_call":
-                fields = {"arguments": item["arguments"], "name": item["name"]}
-                return [self._of_call(number, "function_call_arguments.done", **fields)]
+                return [of("function_call_arguments.done", arguments=item["arguments"], name=item["name"])]
             case "mcp_call":
-                return [self._of_call(number, "mcp_call_arguments.done", arguments=item["arguments"])]
-            case "code_interpreter_call":
+                return [of("mcp_call_arguments.done", arguments=item["arguments"])]
+            case "code_interpreter_call" as kind:
                 code = item["code"]
-                return [
-                    self._of_call(number, "code_interpreter_call_code.delta", delta=code),
-                    self._of_call(number, "code_interpreter_call_code.done", code=code),
-                ]
+                return [of(f"{kind}_code.delta", delta=code), of(f"{kind}_code.done", code=code)]
         return []
 
     def runs(self, number: int) -> list[bytes]:
-        kind = self._step.calls[number]["type"]
-        return [self._of_call(number, f"{kind}.{_RUNS[kind]}")] if kind in _RUNS else []
+        item = self._step.calls[number]
+        kind = item["type"]
+        return [self._of(item["id"], f"{kind}.{_RUNS[kind]}")] if kind in _RUNS else []
 
     def ran(self, number: int) -> list[bytes]:
         item = self._step.calls[number]
         failed = item["type"] == "mcp_call" and item["status"] == "failed"
-        ended = self._of_call(number, f"{item['type']}.{'failed' if failed else 'completed'}")
-        return [ended, self._done(number)]
+        ended = self._of(item["id"], f"{item['type']}.{'failed' if failed else 'completed'}")
+        return [ended, self._done(item)]
 
     def skipped(self) -> list[bytes]:
         """The calls that are not run have ended."""
-        return [self._done(number) for number in self._step.skipped]
-
-    def _done(self, number: int) -> bytes:
-        position, item = self._positions[f"call {number}"], self._step.calls[number]
-        return self._event("response.output_item.done", output_index=position, item=item)
+        return [self._done(self._step.calls[number]) for number in self._step.skipped]
 
 
 _ARGUMENTS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments"}

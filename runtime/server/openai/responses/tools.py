@@ -59,16 +59,22 @@ def offer(server: ToolServer | None, tools: Sequence[Mapping[str, Any]] | None) 
         if tool.get("type") == "function":
             fields = ("name", "description", "parameters", "strict")
             function = {field: tool[field] for field in fields if tool.get(field) is not None}
-            name = function.get("name")
-            _check_twice(name, "the request's functions", owners if name in run else {}, path)
-            owners[name] = "the request's functions"
+            new: list[Any] = [(function.get("name"), "the request's functions", function, None)]
+        else:
+            new = []
+            for one in _served(server, tool, path):
+                function = {"name": one.tool.name, "parameters": dict(one.tool.parameters)}
+                if one.tool.description is not None:
+                    function["description"] = one.tool.description
+                new.append((one.tool.name, one.namespace, function, one))
+        for name, owner, function, run_here in new:
+            if name in (run if run_here is None else owners):
+                message = f"two tools are called {name!r}: one of {owners[name]}, one of {owner}"
+                raise BadRequest(message, where=path, hint="leave one out with allowed_tools")
+            owners[name] = owner
+            if run_here is not None:
+                run[name] = run_here
             functions.append({"type": "function", "function": function})
-            continue
-        for served in _served(server, tool, path):
-            name = served.tool.name
-            _check_twice(name, served.namespace, owners, path)
-            owners[name], run[name] = served.namespace, served
-            functions.append({"type": "function", "function": _function(served.tool)})
     return Offer(functions, run)
 
 
@@ -97,14 +103,12 @@ def chosen(choice: Any, run: Mapping[str, ServerTool]) -> Any:
 def afterwards(choice: Any) -> Any:
     """The choice for generations after the first: the same tools may be called, but none must be."""
     match choice:
-        case "none":
-            return choice
         case {"type": "allowed_tools", "allowed_tools": {**allowed}}:
             return {**choice, "allowed_tools": {**allowed, "mode": "auto"}}
         case {"type": "allowed_tools"}:
             return {**choice, "mode": "auto"}
         case _:
-            return "auto"
+            return "none" if choice == "none" else "auto"
 
 
 def _names(choice: Any, run: Mapping[str, ServerTool]) -> list[str] | None:
@@ -186,17 +190,6 @@ def _allowed(space: ToolNamespace, allowed: Any, path: str) -> list[Tool]:
     return [tool for name, tool in known.items() if name in names]
 
 
-def _check_twice(name: Any, owner: str, owners: Mapping[Any, str], path: str) -> None:
-    if name in owners:
-        message = f"two tools are called {name!r}: one of {owners[name]}, one of {owner}"
-        raise BadRequest(message, where=path, hint="leave one out with allowed_tools")
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": dict(tool.parameters)}
-    return function if tool.description is None else {**function, "description": tool.description}
-
-
 # -- calls ---------------------------------------------------------------------------------------------------
 
 
@@ -204,20 +197,14 @@ PATIENCE = 5
 """A call may take this many times its own limit: to notice that a connection broke, and to connect again."""
 
 
-class Sessions:
+class Sessions(AsyncExitStack):
     """`async with`: the tool sessions of one response, one for each namespace, opened by its first call. Each
     call has a deadline. server: None if nothing is run; most: characters of a result that the model reads."""
 
     def __init__(self, server: ToolServer | None, timeout_s: float, most: int) -> None:
+        super().__init__()
         self._server, self._timeout_s, self._most = server, timeout_s, most
         self._open: dict[str, ToolSession] = {}
-        self._exits = AsyncExitStack()
-
-    async def __aenter__(self) -> Sessions:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exits.aclose()
 
     async def call(self, called: ServerTool, arguments: str) -> ToolResult:
         """The tool's result; a failure is a result that describes it."""
@@ -242,7 +229,7 @@ class Sessions:
         assert self._server is not None
         if namespace not in self._open:
             session = self._server.get_tool_session(namespace)
-            self._open[namespace] = await self._exits.enter_async_context(session)
+            self._open[namespace] = await self.enter_async_context(session)
         return self._open[namespace]
 
 

@@ -16,7 +16,6 @@ from runtime.protocol.errors import BadRequest, NotFound
 from runtime.protocol.messages import Message
 from runtime.server.openai.params import Sampled
 
-MAX_TOP_LOGPROBS = 20
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
 """Pairs, and characters of each part."""
 

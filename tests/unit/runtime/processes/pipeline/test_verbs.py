@@ -18,7 +18,7 @@ from runtime.processes.pipeline.verbs import Verbs
 from runtime.protocol.control import VERBS, ControlOutput, PauseReq, ResumeMemoryReq, Verb, request_of
 from runtime.protocol.errors import BadRequest, WireError
 from runtime.protocol.request_base import SingleReq
-from runtime.server.native import control, sleep
+from runtime.server.native import control
 from runtime.server.native.verbs import ORDERS
 from tests.unit.runtime.scheduler.fake import FakeRunner
 
@@ -73,11 +73,7 @@ def test_wrong_requests_by_name(name: str, values: dict[str, Any], expected: str
 
 def test_what_only_the_admin_key_may_do() -> None:
     """Written out: a route that is opened to every client by mistake is seen here."""
-    paths = {
-        key.partition(" ")[2]
-        for key in {**control.Control.OPENAPI, **sleep.Sleep.OPENAPI}
-        if key.startswith("POST")
-    }
+    paths = {key.partition(" ")[2] for key in control.Control.OPENAPI if key.startswith("POST")}
     paths |= {path for verb in VERBS.values() for path in verb.paths}
     assert paths - ORDERS == {"/abort_request", "/open_session", "/close_session", "/precompile"}
 
