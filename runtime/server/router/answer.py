@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+import aiohttp
 from starlette.types import Send
 
 from runtime.protocol.errors import RuntimeFault, WorkerFailed
@@ -20,7 +20,7 @@ from runtime.server.http.sse import HEADERS as STREAM_HEADERS
 from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import RequestFacts, Worker
-from runtime.server.router.upstream import Response, headers_back, read_some
+from runtime.server.router.upstream import field_of, headers_back, json_of, read_some
 
 MOST_HELD = 1 << 20
 """Bytes of an event whose end has not come. A longer one is passed on in pieces."""
@@ -39,19 +39,14 @@ class WholeEvents:
 
     def feed(self, piece: bytes) -> bytes:
         """What can be passed on now, b"" for nothing."""
-        data = self._held + piece if self._held else piece
-        if data.endswith(b"\n\n"):  # the usual case: the server writes whole events
-            whole, self._held = data, b""
-        elif self.torn or len(data) > MOST_HELD:
-            whole, self._held = data, b""
-            self.begun = True
-        else:
-            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
-            whole, self._held = data[:end], data[end:]
+        data = self._held + piece
+        end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        if self.torn or len(data) - end > MOST_HELD:
+            end = len(data)
+        whole, self._held = data[:end], data[end:]
         if whole:
             self.torn = not whole.endswith(b"\n\n")
-            if not self.begun:
-                self.begun = not _COMMENTS.fullmatch(whole)
+            self.begun = self.begun or not _COMMENTS.fullmatch(whole)
         return whole
 
     def rest(self) -> bytes:
@@ -106,10 +101,7 @@ class Refusal(Exception):
     @property
     def facts(self) -> Mapping[str, Any]:
         """The `error` object of the answer, {} if it has another shape."""
-        try:
-            error = msgspec.json.decode(self.body)["error"]
-        except (msgspec.DecodeError, KeyError, TypeError):
-            return {}
+        error = field_of(json_of(self.body), "error")
         return error if isinstance(error, dict) else {}
 
     @property
@@ -122,7 +114,7 @@ class Refusal(Exception):
         return WorkerFailed(message, where=self.worker.name)
 
 
-async def refusal_of(worker: Worker, response: Response, *, final: bool = False) -> Refusal:
+async def refusal_of(worker: Worker, response: aiohttp.ClientResponse, *, final: bool = False) -> Refusal:
     return Refusal(worker, response.status, headers_back(response), await read_some(response), final)
 
 
@@ -135,7 +127,7 @@ class Answer:
         """Whether more was sent than comments: then no other worker can give the answer."""
 
     async def pass_on(
-        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None = None
+        self, worker: Worker, response: aiohttp.ClientResponse, began: float, merge: LazyMerge | None = None
     ) -> None:
         """Send the worker's answer to a request of the time `began` (time.monotonic()). Raises WorkerFailed;
         Refusal if this is no stream, and the client has received the beginning of one."""
@@ -160,10 +152,10 @@ class Answer:
     # -- streams ---------------------------------------------------------------------------------------------
 
     async def _pass_events(
-        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
+        self, worker: Worker, response: aiohttp.ClientResponse, began: float, merge: LazyMerge | None
     ) -> None:
         events, merging = WholeEvents(), None
-        async for piece in response.pieces():
+        async for piece in response.content.iter_any():
             data = events.feed(piece)
             if not data:
                 continue
@@ -185,11 +177,11 @@ class Answer:
     # -- whole answers ---------------------------------------------------------------------------------------
 
     async def _pass_whole(
-        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
+        self, worker: Worker, response: aiohttp.ClientResponse, began: float, merge: LazyMerge | None
     ) -> None:
         headers, parts, size = headers_back(response), [], 0
         most = MOST_WHOLE if merge is None else MOST_MERGED
-        pieces = response.pieces()
+        pieces = response.content.iter_any()
         async for piece in pieces:
             parts.append(piece)
             size += len(piece)
@@ -201,7 +193,12 @@ class Answer:
         if good:
             self._first(worker, body, began)
         if size > most:
-            await self._long(response.status, headers, body, pieces)
+            self.begun = self._torn = True
+            await self._start(response.status, headers)
+            await self._body(body)
+            async for piece in pieces:
+                await self._body(piece)
+            await self._body(b"", more=False)
             return
         if good and merge is not None:
             body = (await merge()).whole(body)
@@ -211,16 +208,6 @@ class Answer:
         self.begun = True
         await self._start(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self._body(body, more=False)
-
-    async def _long(
-        self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, rest: AsyncIterator[bytes]
-    ) -> None:
-        self.begun = self._torn = True
-        await self._start(status, headers)
-        await self._body(body)
-        async for piece in rest:
-            await self._body(piece)
-        await self._body(b"", more=False)
 
     # -- the wire --------------------------------------------------------------------------------------------
 

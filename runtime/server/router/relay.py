@@ -10,9 +10,10 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
+import aiohttp
 import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -23,7 +24,7 @@ from runtime.server.router.answer import MOST_MERGED, Answer, Order, Refusal, re
 from runtime.server.router.merge import Merge, decoded, merge_for
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Choice, Pool, Worker
-from runtime.server.router.upstream import Response, Upstream, read_some
+from runtime.server.router.upstream import Upstream, read_some
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Relay:
             await answer.pass_on(worker, response, began)
 
     @contextlib.asynccontextmanager
-    async def _asking(self, worker: Worker, pool: Pool, body: bytes) -> AsyncIterator[Response]:
+    async def _asking(self, worker: Worker, pool: Pool, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """The worker's answer. What becomes of it counts for the worker's circuit breaker."""
         order = self._order
         with judged(worker, pool, self._metrics):
@@ -120,7 +121,7 @@ class Relay:
                 yield response
 
 
-async def check(worker: Worker, response: Response, *, keyed: bool) -> None:
+async def check(worker: Worker, response: aiohttp.ClientResponse, *, keyed: bool) -> None:
     """Raise Refusal for an answer that another worker may improve on; WorkerFailed when the worker rejects
     the router's own key, which is not the client's business."""
     if keyed and response.status in (401, 403):
@@ -236,18 +237,25 @@ class PairRelay(Relay):
         self._failed.update(one for one in workers if one.name == blamed)
 
     async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
-        """Raises WorkerFailed, Refusal: that of the two which came first."""
+        """Raises WorkerFailed, Refusal: that of the two which came first. Once the answer has begun, a
+        failure of the prefill server no longer ends it."""
         prefill, decode = workers
         whole, streamed = self._bodies(prefill)
-        task = asyncio.create_task(self._prefill(prefill, whole), name="sglang-dsl-prefill")
+        first = asyncio.create_task(self._prefill(prefill, whole), name="sglang-dsl-prefill")
+        second = asyncio.create_task(
+            self._decode(decode, streamed, answer, prefill, first), name="sglang-dsl-decode"
+        )
         try:
-            async with failing_with(task, lambda: answer.begun):
-                await self._decode(decode, streamed, answer, prefill, task)
+            await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+            if first.done() and not answer.begun:
+                first.result()
+            await second
         except BaseException:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            first.cancel()
+            second.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
             raise
-        self._tails.add(task)
+        self._tails.add(first)
 
     async def _decode(
         self, worker: Worker, body: bytes, answer: Answer, prefill: Worker, task: asyncio.Task[bytes]
@@ -267,7 +275,7 @@ class PairRelay(Relay):
                 raise await refusal_of(worker, response, final=True)
             if self._merging is not None:
                 return await read_some(response, MOST_MERGED)
-            async for _ in response.pieces():
+            async for _ in response.content.iter_any():
                 pass
             return b""
 
@@ -284,29 +292,3 @@ class PairRelay(Relay):
             body["timeout_s"] = max(left, 0.001)
         whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
         return msgspec.json.encode(whole), msgspec.json.encode(body)
-
-
-@contextlib.asynccontextmanager
-async def failing_with(task: asyncio.Task[bytes], unless: Callable[[], bool]) -> AsyncIterator[None]:
-    """End the block with what `task` raises, when that comes first; no longer once `unless` is true."""
-    raised: list[BaseException] = []
-    inside = True
-
-    def ended(done: asyncio.Task[bytes]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if error is not None and inside and not unless() and not limit.expired():
-            raised.append(error)
-            limit.reschedule(asyncio.get_running_loop().time())
-
-    try:
-        async with asyncio.timeout(None) as limit:
-            task.add_done_callback(ended)
-            try:
-                yield
-            finally:
-                inside = False  # if the task has just ended, the callback comes all the same
-                task.remove_done_callback(ended)
-    except TimeoutError:
-        if not raised:
-            raise
-        raise raised[0] from None
