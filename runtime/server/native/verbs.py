@@ -54,7 +54,7 @@ ORDERS = frozenset(
     for method, _, path in (key.partition(" ") for key in {**Verbs.OPENAPI, **_OTHERS})
     if method == "POST" and path not in {*_FOR_EVERYBODY, *OF_REQUESTS}
 )
-"""The paths that need the admin key (see KeyCheck): all that are not explicitly for every client."""
+"""The paths that need the admin key (see Access): all that are not explicitly for every client."""
 
 
 def _handler(ctx: ServerContext, verb: Verb) -> Callable[[Request], Awaitable[Done]]:
