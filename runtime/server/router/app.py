@@ -31,7 +31,7 @@ from runtime.server.router.answer import Learn, Order
 from runtime.server.router.health import Watch
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Pool, RequestFacts, Worker, checked_url, make_workers, read_facts
-from runtime.server.router.relay import PairRelay, Relay, Tails, splits
+from runtime.server.router.relay import Fleet, PairRelay, Relay, Tails, splits
 from runtime.server.router.upstream import Upstream, json_of, read_some
 
 RESPONSES = "/v1/responses"
@@ -85,10 +85,9 @@ class Router:
             )
             for role in roles
         )
-        # Its workers can answer any request alone.
-        self._main = self.pools[-1]
         self.metrics = RouterMetrics(lambda: self.workers)
-        self._upstream, self._tails = Upstream(config), Tails()
+        self._upstream = Upstream(config)
+        self._fleet = Fleet(self.pools, self._upstream, self.metrics, config.retries, Tails())
         self._served = config.server
         self._learn: dict[str, Learn] = {
             RESPONSES: self._response_began,
@@ -122,7 +121,7 @@ class Router:
                 for one in watches:
                     one.cancel()
                 await asyncio.gather(*watches, return_exceptions=True)
-                await self._tails.close()
+                await self._fleet.tails.close()
 
     def give_up(self, reason: str) -> None:
         for worker in self.workers:
@@ -162,21 +161,17 @@ class Router:
         body = await decode(raw, self._served)
         order = self._order(request, raw, read_facts(raw))
         if not isinstance(body, dict) or not splits(body):
-            return self._relay_of(order)
-        retries, tails = self.config.retries, self._tails
-        return PairRelay(order, body, self.pools, self._upstream, self.metrics, retries, tails)
+            return Relay(order, self._fleet)
+        return PairRelay(order, body, self._fleet)
 
     async def _response(self, request: Request) -> ASGIApp:
         body = await read_bytes(request, self._served)
         facts = RequestFacts(held=request.path_params["response_id"])
-        return self._relay_of(self._order(request, body, facts))
+        return Relay(self._order(request, body, facts), self._fleet)
 
     async def _relay(self, request: Request) -> ASGIApp:
         body = await read_bytes(request, self._served)
-        return self._relay_of(self._order(request, body, read_facts(body)))
-
-    def _relay_of(self, order: Order) -> ASGIApp:
-        return Relay(order, [self._main], self._upstream, self.metrics, self.config.retries)
+        return Relay(self._order(request, body, read_facts(body)), self._fleet)
 
     def _order(self, request: Request, body: bytes, facts: RequestFacts) -> Order:
         method, target, on_fault = request.method, _target(request), _error_event(request)
@@ -187,15 +182,15 @@ class Router:
 
     def _response_began(self, facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
         if match := _RESPONSE_ID.search(beginning):
-            self._main.holds(match[1].decode(), worker)
+            self.pools[-1].holds(match[1].decode(), worker)
 
     def _session_opened(self, facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
         if isinstance(session := json_of(beginning), str):
-            self._main.holds(session, worker)
+            self.pools[-1].holds(session, worker)
 
     def _session_closed(self, facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
         if facts.held is not None:
-            self._main.dropped(facts.held)
+            self.pools[-1].dropped(facts.held)
 
     # -- to all ----------------------------------------------------------------------------------------------
 

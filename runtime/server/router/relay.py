@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -39,19 +39,27 @@ GRACE_S = 10.0
 """How long a prefill server may take to end its answer after the decode server's."""
 
 
+class Fleet(NamedTuple):
+    """The workers, and the way to them. pools: of all workers, or of prefill and of decode servers; a worker
+    of the last one can answer any request alone."""
+
+    pools: Sequence[Pool]
+    upstream: Upstream
+    metrics: RouterMetrics
+    retries: int
+    tails: Tails
+
+
 class Relay:
     """An ASGI application for one request, whose body has been read: one worker answers it."""
 
-    def __init__(
-        self, order: Order, pools: Sequence[Pool], upstream: Upstream, metrics: RouterMetrics, retries: int
-    ) -> None:
-        self._order, self._pools, self._upstream = order, pools, upstream
-        self._metrics, self._retries = metrics, retries
+    def __init__(self, order: Order, fleet: Fleet) -> None:
+        self._order, self._fleet = order, fleet
         self._failed: set[Worker] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what can no longer be put into the answer."""
-        answer = Answer(self._order, self._metrics, send)
+        answer = Answer(self._order, self._fleet.metrics, send)
         try:
             await while_connected(Request(scope, receive), self._answered(answer))
         except Aborted:
@@ -68,7 +76,7 @@ class Relay:
 
     async def _try_all(self, answer: Answer) -> None:
         last: WorkerFailed | Refusal | None = None
-        for _ in range(self._retries + 1):
+        for _ in range(self._fleet.retries + 1):
             left = self._order.left_s
             if last is not None and left is not None and left <= 0:
                 raise last
@@ -79,7 +87,7 @@ class Relay:
                     raise last from None
                 raise
             for choice in choices:
-                self._metrics.sent(choice.worker, choice.why, again=last is not None)
+                self._fleet.metrics.sent(choice.worker, choice.why, again=last is not None)
             workers = [choice.worker for choice in choices]
             try:
                 await self._attempt(answer, workers, again=last is not None)
@@ -94,7 +102,7 @@ class Relay:
 
     def _choose(self) -> Sequence[Choice]:
         """The workers of the next attempt. Raises NoWorker."""
-        return [self._pools[-1].choose(self._order.facts, self._failed)]
+        return [self._fleet.pools[-1].choose(self._order.facts, self._failed)]
 
     def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
         """After `error` of these workers: choose others from now on."""
@@ -106,18 +114,18 @@ class Relay:
         if again and left is not None:
             body = msgspec.json.encode({**msgspec.json.decode(body), "timeout_s": left})
         began = time.monotonic()
-        async with self._asking(worker, self._pools[-1], body) as response:
+        async with self._asking(worker, self._fleet.pools[-1], body) as response:
             await answer.pass_on(worker, response, began)
 
     @contextlib.asynccontextmanager
     async def _asking(self, worker: Worker, pool: Pool, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """The worker's answer. What becomes of it counts for the worker's circuit breaker."""
-        order = self._order
-        with judged(worker, pool, self._metrics):
-            async with self._upstream.asking(
+        order, upstream = self._order, self._fleet.upstream
+        with judged(worker, pool, self._fleet.metrics):
+            async with upstream.asking(
                 worker, order.method, order.target, headers=order.headers, body=body
             ) as response:
-                await check(worker, response, keyed=self._upstream.keyed)
+                await check(worker, response, keyed=upstream.keyed)
                 yield response
 
 
@@ -199,28 +207,18 @@ class Tails:
 
 class PairRelay(Relay):
     """A prefill and a decode server answer the request together. Both get the same body with the same
-    bootstrap fields, by which they find each other; the decode server's answer is the client's.
+    bootstrap fields, by which they find each other; the decode server's answer is the client's. body:
+    decoded."""
 
-    body: decoded; pools: of prefill and of decode servers."""
-
-    def __init__(
-        self,
-        order: Order,
-        body: Mapping[str, Any],
-        pools: Sequence[Pool],
-        upstream: Upstream,
-        metrics: RouterMetrics,
-        retries: int,
-        tails: Tails,
-    ) -> None:
-        super().__init__(order, pools, upstream, metrics, retries)
-        self._body, self._tails = body, tails
+    def __init__(self, order: Order, body: Mapping[str, Any], fleet: Fleet) -> None:
+        super().__init__(order, fleet)
+        self._body = body
         self._tried: list[tuple[Worker, Worker]] = []
         self._merging = merge_for(order.target.partition("?")[0], body)
 
     def _choose(self) -> Sequence[Choice]:
         """A pair that was not tried, of workers that have not failed."""
-        prefills, decodes = self._pools
+        prefills, decodes = self._fleet.pools
         tried, failed, facts = self._tried, self._failed, self._order.facts
         able = [one for one in decodes.workers if one.available and one not in failed]
         exhausted = {one for one in prefills.workers if able and all((one, other) in tried for other in able)}
@@ -255,7 +253,7 @@ class PairRelay(Relay):
             second.cancel()
             await asyncio.gather(first, second, return_exceptions=True)
             raise
-        self._tails.add(first)
+        self._fleet.tails.add(first)
 
     async def _decode(
         self, worker: Worker, body: bytes, answer: Answer, prefill: Worker, task: asyncio.Task[bytes]
@@ -265,12 +263,12 @@ class PairRelay(Relay):
             return self._merging(decoded(prefill, await asyncio.shield(task)))
 
         began = time.monotonic()
-        async with self._asking(worker, self._pools[1], body) as response:
+        async with self._asking(worker, self._fleet.pools[1], body) as response:
             await answer.pass_on(worker, response, began, None if self._merging is None else merge)
 
     async def _prefill(self, worker: Worker, body: bytes) -> bytes:
         """Its whole answer, if that is merged into the other one."""
-        async with self._asking(worker, self._pools[0], body) as response:
+        async with self._asking(worker, self._fleet.pools[0], body) as response:
             if response.status >= 400:
                 raise await refusal_of(worker, response, final=True)
             if self._merging is not None:
