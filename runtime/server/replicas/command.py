@@ -179,7 +179,7 @@ def router_config(
     return config_from(
         RouterConfig,
         server,
-        **{role: of_role(members, role) for role in config.roles},
+        **{role: urls_of(members, role) for role in config.roles},
         worker_api_key=key,
         policy=config.policy,
         retries=config.retries,
@@ -187,7 +187,7 @@ def router_config(
     ).verify()
 
 
-def of_role(members: Sequence[Member], role: str) -> tuple[str, ...]:
+def urls_of(members: Sequence[Member], role: str) -> tuple[str, ...]:
     return tuple(one.url for one in members if one.role == role)
 
 
@@ -246,7 +246,7 @@ async def _follow(router: Router, deployment: Deployment, arrived: Counter[int])
             log.warning("the cluster does not tell its replicas: %s", error)
             continue
         for pool in router.pools:
-            urls = of_role(members, pool.role)
+            urls = urls_of(members, pool.role)
             if urls != tuple(one.name for one in pool.workers):
                 log.info("%s servers: %s", pool.role, ", ".join(urls) or "none")
                 await router.become(pool, urls)

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 from starlette.types import Send
@@ -88,34 +87,22 @@ class Order:
         return None if limit is None else self.arrived + limit - time.monotonic()
 
 
-@dataclass(slots=True)
-class Refusal(Exception):
-    """A worker's own answer, which another worker may improve on, unless it is `final`."""
+class Refusal(WorkerFailed):
+    """A worker's own answer, which another worker may improve on, unless it is `final`. answer_code: of the
+    error in it."""
 
-    worker: Worker
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes = field(repr=False)
-    final: bool = False
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The `error` object of the answer, {} if it has another shape."""
-        error = field_of(json_of(self.body), "error")
-        return error if isinstance(error, dict) else {}
-
-    @property
-    def code(self) -> str:
-        return str(self.facts.get("code", ""))
-
-    @property
-    def fault(self) -> RuntimeFault:
-        message = str(self.facts.get("message") or f"answered {self.status}")
-        return WorkerFailed(message, where=self.worker.name)
+    def __init__(
+        self, worker: Worker, response: aiohttp.ClientResponse, body: bytes, *, final: bool = False
+    ) -> None:
+        error = field_of(json_of(body), "error")
+        message = field_of(error, "message") or f"answered {response.status}"
+        super().__init__(str(message), where=worker.name)
+        self.answer_status, self.headers, self.body = response.status, headers_back(response), body
+        self.answer_code, self.final = str(field_of(error, "code") or ""), final
 
 
 async def refusal_of(worker: Worker, response: aiohttp.ClientResponse, *, final: bool = False) -> Refusal:
-    return Refusal(worker, response.status, headers_back(response), await read_some(response), final)
+    return Refusal(worker, response, await read_some(response), final=final)
 
 
 class Answer:
@@ -136,18 +123,16 @@ class Answer:
         else:
             await self._pass_whole(worker, response, began, merge)
 
-    async def refuse(self, refusal: Refusal) -> None:
-        if self.started:
-            await self._body(self._order.on_fault(refusal.fault), more=False)
-        else:
-            await self._whole(refusal.status, refusal.headers, refusal.body)
-
     async def fail(self, fault: RuntimeFault) -> None:
-        """End the request with this error. Raises it if nothing was sent yet, or if the client has part of
-        an event: then the connection is closed, so that the answer cannot look complete."""
-        if not self.started or self._torn:
+        """End the request with this error, or with the worker's own answer. Raises it if there is none and
+        nothing was sent yet, or if the client has part of an event: then the connection is closed, so that
+        the answer cannot look complete."""
+        if isinstance(fault, Refusal) and not self.started:
+            await self._whole(fault.answer_status, fault.headers, fault.body)
+        elif not self.started or self._torn:
             raise fault
-        await self._body(self._order.on_fault(fault), more=False)
+        else:
+            await self._body(self._order.on_fault(fault), more=False)
 
     # -- streams ---------------------------------------------------------------------------------------------
 
@@ -189,7 +174,7 @@ class Answer:
                 break
         body, good = b"".join(parts), response.status < 400
         if self.started:  # by the comments of a worker that failed then
-            raise Refusal(worker, response.status, headers, body, final=True)
+            raise Refusal(worker, response, body, final=True)
         if good:
             self._first(worker, body, began)
         if size > most:

@@ -10,7 +10,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -25,7 +24,7 @@ from runtime.server.anthropic import routes as anthropic
 from runtime.server.context import json_endpoint
 from runtime.server.http.body import decode, read_bytes
 from runtime.server.http.errors import error_response
-from runtime.server.http.limits import Gate
+from runtime.server.http.limits import Gate, with_cors
 from runtime.server.http.sse import event, fault_event
 from runtime.server.router.answer import Learn, Order
 from runtime.server.router.health import Watch
@@ -144,12 +143,8 @@ class Router:
             Route("/server_info", json_endpoint(self._info)),
             Route("/get_server_info", json_endpoint(self._info)),
         ]
-        app: ASGIApp = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES, orders=ORDERS)
-        if self.config.cors_origins:
-            app = CORSMiddleware(
-                app, allow_origins=list(self.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
-            )
-        return app
+        gate = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES, orders=ORDERS)
+        return with_cors(gate, self._served)
 
     # -- to one worker ---------------------------------------------------------------------------------------
 
@@ -158,7 +153,7 @@ class Router:
         if len(self.pools) == 1:
             return await self._relay(request)
         raw = await read_bytes(request, self._served)
-        body = await decode(raw, self._served)
+        body, _ = await decode(raw, self._served)
         order = self._order(request, raw, read_facts(raw))
         if not isinstance(body, dict) or not splits(body):
             return Relay(order, self._fleet)

@@ -69,13 +69,11 @@ class Relay:
     async def _answered(self, answer: Answer) -> None:
         try:
             await self._try_all(answer)
-        except Refusal as refusal:
-            await answer.refuse(refusal)
         except (WorkerFailed, NoWorker) as fault:
             await answer.fail(fault)
 
     async def _try_all(self, answer: Answer) -> None:
-        last: WorkerFailed | Refusal | None = None
+        last: WorkerFailed | None = None
         for _ in range(self._fleet.retries + 1):
             left = self._order.left_s
             if last is not None and left is not None and left <= 0:
@@ -92,7 +90,7 @@ class Relay:
             try:
                 await self._attempt(answer, workers, again=last is not None)
                 return
-            except (WorkerFailed, Refusal) as error:
+            except WorkerFailed as error:
                 if answer.begun or (isinstance(error, Refusal) and error.final):
                     raise
                 self._exclude(workers, error)
@@ -104,12 +102,12 @@ class Relay:
         """The workers of the next attempt. Raises NoWorker."""
         return [self._fleet.pools[-1].choose(self._order.facts, self._failed)]
 
-    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
+    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed) -> None:
         """After `error` of these workers: choose others from now on."""
         self._failed.update(workers)
 
     async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
-        """Raises WorkerFailed, Refusal."""
+        """Raises WorkerFailed."""
         [worker], body, left = workers, self._order.body, self._order.left_s
         if again and left is not None:
             body = msgspec.json.encode({**msgspec.json.decode(body), "timeout_s": left})
@@ -138,7 +136,7 @@ async def check(worker: Worker, response: aiohttp.ClientResponse, *, keyed: bool
         raise await refusal_of(worker, response)
     if response.status == 504:
         refusal = await refusal_of(worker, response)
-        refusal.final = refusal.code != TransferLate.code
+        refusal.final = refusal.answer_code != TransferLate.code
         raise refusal
 
 
@@ -147,29 +145,28 @@ def judged(worker: Worker, pool: Pool, metrics: RouterMetrics) -> Iterator[None]
     """Report to the worker's circuit breaker whether the block failed."""
     try:
         yield
-    except (WorkerFailed, Refusal) as error:
+    except WorkerFailed as error:
         kind = _kind(error)
         if kind == "final":
             worker.answered()
             raise
         metrics.failed(worker, kind)
-        fault = error.fault if isinstance(error, Refusal) else error
-        if kind == "failed" and worker.failed(fault.message):
-            log.warning("%s gets no requests for a while: %s", worker.name, fault.message)
+        if kind == "failed" and worker.failed(error.message):
+            log.warning("%s gets no requests for a while: %s", worker.name, error.message)
             pool.forget(worker)
         raise
     else:
         worker.answered()
 
 
-def _kind(error: WorkerFailed | Refusal) -> str:
+def _kind(error: WorkerFailed) -> str:
     """failed; busy: may do the next one; transfer: which of the two is to blame is not known; final: it
     answered, and that is all."""
-    if isinstance(error, WorkerFailed):
+    if not isinstance(error, Refusal):
         return "failed"
-    if error.code in _BUSY:
+    if error.answer_code in _BUSY:
         return "busy"
-    if error.code.startswith(TRANSFER):
+    if error.answer_code.startswith(TRANSFER):
         return "transfer"
     return "final" if error.final else "failed"
 
@@ -228,14 +225,12 @@ class PairRelay(Relay):
         tried.append((prefill.worker, decode.worker))
         return prefill, decode
 
-    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
-        if isinstance(error, Refusal) and error.code.startswith(TRANSFER):
-            return
-        blamed = error.worker.name if isinstance(error, Refusal) else error.where
-        self._failed.update(one for one in workers if one.name == blamed)
+    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed) -> None:
+        if not (isinstance(error, Refusal) and error.answer_code.startswith(TRANSFER)):
+            self._failed.update(one for one in workers if one.name == error.where)
 
     async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
-        """Raises WorkerFailed, Refusal: that of the two which came first. Once the answer has begun, a
+        """Raises WorkerFailed: that of the two which came first. Once the answer has begun, a
         failure of the prefill server no longer ends it."""
         prefill, decode = workers
         whole, streamed = self._bodies(prefill)

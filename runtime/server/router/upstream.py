@@ -81,7 +81,11 @@ class Upstream:
         the client's, unless that is the router's; and with the label of the client's flow."""
         no_keys = self._key is not None or self._config.api_key is not None
         dropped = DROPPED | KEYS if no_keys else DROPPED
-        kept = {name: value for name, value in headers.items() if name not in dropped}
+        kept = {
+            name: value.encode("latin-1").decode("utf-8", "replace")  # aiohttp writes them in UTF-8
+            for name, value in headers.items()
+            if name not in dropped
+        }
         if self._key is not None:
             kept["authorization"] = f"Bearer {self._key}"
         kept.pop(FLOW_HEADER, None)
