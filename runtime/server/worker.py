@@ -32,7 +32,7 @@ from runtime.protocol.errors import EngineDead, InternalFault, NotReady
 from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
 from runtime.server.http.keys import KeyRing
-from runtime.server.http.peers import PEER_S, Peers
+from runtime.server.http.peers import Peers
 from runtime.server.http.serve import make_server, new_event_loop
 from runtime.server.native.pages import html_response, wait_page
 from runtime.server.observe.families import of_group
@@ -190,15 +190,11 @@ class Web:
 
     async def _serve(self) -> None:
         ticking = asyncio.create_task(self._tick())
-        inner = self._peers.server()
-        answering = None if inner is None else asyncio.create_task(inner.serve())
         try:
-            await self._server.serve(sockets=self._sockets)
+            async with self._peers.listening():
+                await self._server.serve(sockets=self._sockets)
         finally:
             ticking.cancel()
-            if inner is not None and answering is not None:
-                inner.should_exit = True
-                await asyncio.wait({answering}, timeout=PEER_S)
 
     async def _tick(self) -> None:
         while True:

@@ -9,7 +9,7 @@ less than a string or an object. The interpreter's lock is never held for long.
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
@@ -33,7 +33,7 @@ from runtime.protocol.errors import (
 from runtime.protocol.registry import near
 from runtime.server.http.ignored import may_ignore
 
-T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 SHORT = 16 << 10
 """Bytes of a body that the event loop itself decodes: it can only have few values."""
@@ -156,19 +156,15 @@ async def read_body(
     if not body and empty_ok:
         return Body({})
     check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    data, values = await _decoded(body, config, names)
+    data, values = await decode(body, config, names)
     if not isinstance(data, dict):
         raise BadRequest(f"the body must be a JSON object, got {json_type(data)}", where="body")
     return Body(data, len(body), values)
 
 
-async def decode(body: bytes, config: ServerConfig) -> Any:
-    """The body as JSON; a long one is decoded in a thread. Raises as decode_long."""
-    return (await _decoded(body, config, ()))[0]
-
-
-async def _decoded(body: bytes, config: ServerConfig, names: Collection[str]) -> tuple[Any, int]:
-    """With the approximate number of values."""
+async def decode(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
+    """The body as JSON, with the approximate number of values; a long one is decoded in a thread. Raises as
+    decode_long."""
     if len(body) <= SHORT:
         return decode_json(body, config.max_body_depth), 0
     pool = _LONG_BODIES if len(body) > _MEDIUM else _BODIES
@@ -248,31 +244,23 @@ def _decode_strictly(body: bytes, max_depth: int) -> Any:
 
 
 def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
-    """decode_json for a body of many values, with their approximate number, without the garbage collector,
-    which would traverse all new objects again and again. Raises BodyTooLarge, too."""
+    """decode_json for a body of many values, with their approximate number. Raises BodyTooLarge, too."""
     values = admit(body, config, names)
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return decode_json(body, config.max_body_depth), values
-    finally:
-        if enabled:
-            gc.enable()
+    return decode_json(body, config.max_body_depth), values
 
 
-def to_struct(data: Any, kind: type[T], path: str = "") -> T:
+def to_struct(data: Mapping[str, Any], kind: type[S]) -> S:
     """`data` as a `kind`. Ignored are unknown fields with empty values, and null or false for a field with a
     default whose type has no such value. Raises BadRequest with the path of the wrong value, for an unknown
-    field with the nearest known one. `path`: of `data` itself."""
-    try:
+    field with the nearest known one."""
+    with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert(data, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        if not isinstance(data, Mapping) or not issubclass(kind, msgspec.Struct):
-            raise _with_path(error, path) from None
     try:
-        return msgspec.convert(_without_empty(data, kind, path), kind, str_keys=True)
+        return msgspec.convert(_without_empty(data, kind, ""), kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _with_path(error, path) from None
+        message, _, path = str(error).partition(" - at `")
+        path = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
+        raise BadRequest(message[:1].lower() + message[1:], where=path or "body") from None
 
 
 def known_fields(data: Mapping[str, Any], known: Set[str], path: str = "") -> Mapping[str, Any]:
@@ -360,13 +348,6 @@ def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], path: st
 def json_type(value: Any) -> str:
     """JSON's name of the type of this value."""
     return _TYPES.get(type(value), "an object")
-
-
-def _with_path(error: msgspec.ValidationError, path: str) -> BadRequest:
-    message, _, inner = str(error).partition(" - at `")
-    inner = inner.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
-    whole = f"{path}.{inner}" if path and inner else path or inner
-    return BadRequest(message[:1].lower() + message[1:], where=whole or "body")
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -176,6 +177,14 @@ class Gate:
             if path.startswith(prefix):
                 return shape
         return error_body
+
+
+def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """The application, with answers that web pages of `cors_origins` may read."""
+    if not config.cors_origins:
+        return app
+    origins = list(config.cors_origins)
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
 
 class _Body:
