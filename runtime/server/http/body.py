@@ -333,12 +333,12 @@ def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], path: st
         field = fields.get(name, _Field())
         if (value is None and field.ignores_null) or (value is False and field.ignores_false):
             continue
-        where = f"{path}.{name}" if path else name
+        inner = f"{path}.{name}" if path else name
         if field.struct is not None and isinstance(value, Mapping):
-            value = _without_empty(value, field.struct, where)
+            value = _without_empty(value, field.struct, inner)
         elif field.struct is not None and isinstance(value, list):
             value = [
-                _without_empty(item, field.struct, f"{where}[{at}]") if isinstance(item, Mapping) else item
+                _without_empty(item, field.struct, f"{inner}[{at}]") if isinstance(item, Mapping) else item
                 for at, item in enumerate(value)
             ]
         kept[name] = value

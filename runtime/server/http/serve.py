@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 OTHER_FILES = 256
 """Files that a process has open besides its connections: libraries, pipes, sockets between processes, and
 connections that are accepted before an excess one is closed."""
+FLUSH_S = 5.0
+"""How long error answers may take to be sent at the end."""
 MAX_HEADER_BYTES = 32 << 10
 MAX_PIPELINED = 32
 """Requests that may wait on one connection; further ones are refused."""
@@ -303,6 +305,11 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
             timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
         )
     )
+
+
+def set_drain(server: uvicorn.Server, seconds: float) -> None:
+    """Give running requests this time when the server ends, and then FLUSH_S for error answers."""
+    server.config.timeout_graceful_shutdown = math.ceil(seconds + FLUSH_S)
 
 
 def connection_limit(config: ServerConfig) -> int:

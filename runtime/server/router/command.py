@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import signal
 import socket
 from collections import Counter
@@ -19,7 +18,7 @@ from runtime.config.serving.router import RouterConfig
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.supervisor import listening, tell_ready
 from runtime.protocol.console import set_title
-from runtime.server.http.serve import make_server, new_event_loop
+from runtime.server.http.serve import make_server, new_event_loop, set_drain
 from runtime.server.router.app import Router
 
 log = logging.getLogger(__name__)
@@ -28,8 +27,6 @@ GROUPS = (("router", RouterConfig),)
 ENDS = (signal.SIGTERM, signal.SIGINT)
 """Signals that end it."""
 TICK_S = 0.1
-FLUSH_S = 5.0
-"""How long error answers may take to be sent at the end."""
 DESCRIPTION = (
     "One address in front of several servers: replicas (--worker URL ...), or pairs of prefill and decode "
     "servers (--prefill URL ... --decode URL ...)."
@@ -77,7 +74,7 @@ async def serve(router: Router, listener: socket.socket, arrived: Counter[int]) 
     """Until SIGTERM or SIGINT. Requests in hand then have drain_timeout_s, after a second SIGINT nothing."""
     config = router.config
     server = make_server(router.app, config.server)
-    server.config.timeout_graceful_shutdown = math.ceil(config.drain_timeout_s + FLUSH_S)
+    set_drain(server, config.drain_timeout_s)
     async with router.running():
         watch = asyncio.create_task(_end(router, server, arrived), name="sglang-dsl-end")
         tell_ready(config.ready_file, listener)

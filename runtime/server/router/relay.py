@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 from runtime.protocol.errors import Aborted, NoWorker, Overloaded, QueueFull, TransferLate, WorkerFailed
 from runtime.server.http.sse import while_connected
 from runtime.server.router.answer import MOST_MERGED, Answer, Order, Refusal, refusal_of
-from runtime.server.router.merge import Merge, decoded, merge_for
+from runtime.server.router.merge import Merge, merge_for
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Choice, Pool, Worker
-from runtime.server.router.upstream import Upstream, read_some
+from runtime.server.router.upstream import Upstream, json_of, read_some
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,10 @@ class PairRelay(Relay):
     ) -> None:
         async def merge() -> Merge:
             assert self._merging is not None
-            return self._merging(decoded(prefill, await asyncio.shield(task)))
+            whole = json_of(await asyncio.shield(task))
+            if whole is None:
+                raise WorkerFailed("did not answer with JSON", where=prefill.name)
+            return self._merging(whole)
 
         began = time.monotonic()
         async with self._asking(worker, self._fleet.pools[1], body) as response:
