@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,7 +16,7 @@ from runtime.protocol.console import version
 from runtime.server.anthropic import routes as anthropic
 from runtime.server.context import RouteGroup, ServerContext
 from runtime.server.http.keys import KeyRing
-from runtime.server.http.limits import Gate
+from runtime.server.http.limits import Gate, with_cors
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.http.peers import Peers
@@ -97,14 +96,8 @@ def build_app(
     described = describe(secured=ring.secured)
     pages = Pages(ctx, described, secured=ring.secured)
     routes = [route for group in (*(kind(ctx) for kind in MODULES), pages) for route in group.routes()]
-    app: ASGIApp = Gate(
-        Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=ORDERS, tracing=tracing
-    )
-    if config.cors_origins:
-        app = CORSMiddleware(
-            app, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
-    return app
+    gate = Gate(Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=ORDERS, tracing=tracing)
+    return with_cors(gate, config)
 
 
 def describe(secured: bool = False) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from runtime.server.http.sse import EventStream, fault_event, while_connected
 from runtime.tools import ToolServer
 
 T = TypeVar("T")
-K = TypeVar("K")
+K = TypeVar("K", bound=msgspec.Struct)
 F = TypeVar("F", bound=Callable[..., Any])
 Q = TypeVar("Q", GenerateReqInput, EmbeddingReqInput)
 

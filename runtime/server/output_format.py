@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from runtime.grammar.json_schema.document import ANY_JSON as ANY_JSON
 from runtime.protocol.constraint import JSON_KINDS, JSON_OPTIONS
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.sampling import CONSTRAINT_KEYS
 from runtime.server.http.ignored import remark
 
-ANY_JSON = "$$ANY$$"
-"""json_schema of any JSON value (see runtime.grammar)."""
 ANY_OBJECT = '{"type":"object"}'
 
 
@@ -96,12 +96,10 @@ class OutputConstraint(NamedTuple):
     names: dict[str, str]
 
 
-_SAME = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
-_OTHERS = {
-    "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "ebnf",
-    "guided_choice": "choices",
+_KINDS = {
+    **{name: name for name in CONSTRAINT_KEYS}, "guided_json": "json_schema", "guided_regex": "regex",
+    "guided_grammar": "ebnf", "guided_choice": "choices",
 }  # fmt: skip
-_KINDS = (*((name, name) for name in _SAME), *_OTHERS.items())
 _STRUCTURED = {
     "json": "json_schema", "regex": "regex", "grammar": "ebnf", "choice": "choices",
     "structural_tag": "structural_tag",
@@ -112,7 +110,7 @@ def constraint_of(body: OutputFields) -> OutputConstraint:
     """The only constraint of a body. Raises BadRequest if there are several, naming them."""
     if all(value is None for value in _values(body)):
         return OutputConstraint({}, {})
-    specs = [one for one in _specifications(body) if one[2] is not None]
+    specs = list(_specifications(body))
     if len(specs) > 1:
         names = [path.partition(".")[0] for _, path, _ in specs]
         raise BadRequest(
@@ -122,20 +120,18 @@ def constraint_of(body: OutputFields) -> OutputConstraint:
     options |= _whitespace(body)
     if body.guided_decoding_backend:
         remark("guided_decoding_backend has no effect")
+    kind, path, spec = specs[0] if specs else ("", "", None)
+    if options and kind not in JSON_KINDS:
+        other = f", not {path}" if path else ""
+        raise BadRequest(f"needs a JSON schema or a structural tag{other}", where=next(iter(options)))
     if not specs:
-        for name in options:
-            raise BadRequest("needs a JSON schema or a structural tag", where=name)
         return OutputConstraint({}, {})
-    [(kind, path, spec)] = specs
-    if kind not in JSON_KINDS:
-        for name in options:
-            raise BadRequest(f"needs a JSON schema or a structural tag, not {path}", where=name)
     return OutputConstraint({kind: spec, **options}, {kind: path} if path != kind else {})
 
 
 def _specifications(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
-    """(kind, path in the body, specification or None) of all that are set."""
-    for name, kind in _KINDS:
+    """(kind, path in the body, specification) of all that are set."""
+    for name, kind in _KINDS.items():
         if (spec := getattr(body, name)) is not None:
             yield kind, name, spec
     if body.structured_outputs is not None:

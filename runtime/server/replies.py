@@ -18,7 +18,6 @@ from runtime.protocol.messages import Message
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import FieldNames, mapped_errors
-from runtime.server.http.sse import closing_stream
 from runtime.server.tool_use import ToolUse
 
 
@@ -71,11 +70,11 @@ class Generation:
 
     def follow(self) -> contextlib.AbstractAsyncContextManager[AsyncGenerator[tuple[int, ReplyParser], None]]:
         """`async with` it: (item, its reply) after each delta. An item's error ends the stream."""
-        return closing_stream(self._changes())
+        return contextlib.aclosing(self._changes())
 
     async def _changes(self) -> AsyncGenerator[tuple[int, ReplyParser], None]:
         with self._mapped_errors():
-            async with closing_stream(self._ctx.manager.stream_batch(self.request)) as outputs:
+            async with contextlib.aclosing(self._ctx.manager.stream_batch(self.request)) as outputs:
                 async for index, outcome in outputs:
                     reply = self.replies[index]
                     reply.feed(self._output(outcome))

@@ -23,9 +23,9 @@ from runtime.grammar.json_schema.document import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.protocol.model_info import ModelInfo
+from runtime.protocol.sampling import CONSTRAINT_KEYS
 from runtime.server.http.errors import FieldNames
 
-CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
 MAX_CHECKED = 1024
 """Sets of tools whose schemas are known to be valid, by digest: an agent sends the same set each time."""
 _checked: OrderedDict[bytes, None] = OrderedDict()
@@ -59,7 +59,7 @@ class ToolUse(NamedTuple):
         _check(tools)
         detector = None if model.tool_parser is None else detector_of(model.tool_parser)
         constraint = structure_constraint(detector, tools, choice, parallel is not False)
-        kind = next((kind for kind in CONSTRAINTS if sampling.get(kind) is not None), None)
+        kind = next((kind for kind in CONSTRAINT_KEYS if sampling.get(kind) is not None), None)
         if kind is not None and choice == "auto":
             schema = _schema_of(sampling[kind]) if kind == "json_schema" else None
             constraint = None

@@ -10,7 +10,6 @@ import asyncio
 import ctypes
 import dataclasses
 import logging
-import math
 import socket
 import threading
 import time
@@ -30,10 +29,10 @@ from runtime.processes.supervise.engine_client import EngineClient
 from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.protocol.errors import EngineDead, InternalFault, NotReady
 from runtime.server.app import build_app
-from runtime.server.http.errors import error_body, error_headers, json_response
+from runtime.server.http.errors import error_headers, error_response
 from runtime.server.http.keys import KeyRing
-from runtime.server.http.peers import PEER_S, Peers
-from runtime.server.http.serve import make_server, new_event_loop
+from runtime.server.http.peers import Peers
+from runtime.server.http.serve import make_server, new_event_loop, set_drain
 from runtime.server.native.pages import html_response, wait_page
 from runtime.server.observe.families import of_group
 from runtime.server.observe.tracing import Tracing
@@ -42,8 +41,6 @@ from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-FLUSH_S = 5.0
-"""How long error answers may take to be sent at the end."""
 
 
 def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
@@ -116,11 +113,9 @@ class Entrance:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             fault = NotReady("the model is being loaded", hint="try again in a moment")
-            headers = {"retry-after": "1", **error_headers(fault)}
+            response = error_response(fault)
             if scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", ""):
-                response = html_response(wait_page(fault.message), fault.status, headers)
-            else:
-                response = json_response(error_body(fault), fault.status, headers)
+                response = html_response(wait_page(fault.message), fault.status, error_headers(fault))
             await response(scope, receive, send)
 
 
@@ -164,7 +159,7 @@ class Web:
             self._timer = threading.Timer(order.drain_s, self._client.give_up, [why])
             self._timer.daemon = True
             self._timer.start()
-            self._server.config.timeout_graceful_shutdown = math.ceil(order.drain_s + FLUSH_S)
+            set_drain(self._server, order.drain_s)
             self._server.should_exit = True
 
     def join(self) -> None:
@@ -190,15 +185,11 @@ class Web:
 
     async def _serve(self) -> None:
         ticking = asyncio.create_task(self._tick())
-        inner = self._peers.server()
-        answering = None if inner is None else asyncio.create_task(inner.serve())
         try:
-            await self._server.serve(sockets=self._sockets)
+            async with self._peers.listening():
+                await self._server.serve(sockets=self._sockets)
         finally:
             ticking.cancel()
-            if inner is not None and answering is not None:
-                inner.should_exit = True
-                await asyncio.wait({answering}, timeout=PEER_S)
 
     async def _tick(self) -> None:
         while True:

@@ -1,5 +1,5 @@
 """Which requests are accepted: those with an API key, and not those of web pages of other origins, or of
-pages whose host name was made to point here (DNS rebinding). Orders: see KeyCheck.
+pages whose host name was made to point here (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ PAGE_PATHS = frozenset({"/", "/docs", "/viewer", *(f"/viewer/{name}" for name in
 needs a key."""
 
 
-class KeyCheck:
-    """Accepts every request if the config has no key.
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""They change nothing, and a browser shows their answers only to pages of allowed origins."""
+_PORTS = {"http": 80, "https": 443}
+
+
+class Access:
+    """Accepts every request if the config has no key, except those of other web pages: browsers report these
+    in headers that pages cannot set, and other clients do not send.
 
     orders: paths that change the server for all clients. With an admin key, or many clients, they need the
     admin key; else the key of requests; else they must be JSON, even without a body: web pages cannot send
@@ -35,10 +41,35 @@ class KeyCheck:
         self._ring, self._orders = ring, frozenset(orders)
         self._open = OPEN_PATHS | PAGE_PATHS | (frozenset() if config.metrics_need_key else {"/metrics"})
         self._local = _is_local(config.host)
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in config.cors_origins)
+        names = [config.host, *config.allowed_hosts, *(urlsplit(one).hostname for one in config.cors_origins)]
+        self._hosts = frozenset(name.lower().rstrip(".") for name in names if name)
+        # With keys a page's host name does no harm: no page has a key.
+        strict = config.allowed_hosts or (self._local and not ring.secured)
+        self._any_host = not strict or "*" in config.allowed_hosts + config.cors_origins
 
     def check(self, method: str, path: str, headers: Headers) -> Key | None:
-        """The key that was sent, as a bearer token or, by Anthropic's clients, as `x-api-key`. Raises
-        Unauthorized."""
+        """The key that was sent. Raises ForeignOrigin, Unauthorized; Forbidden or WrongMediaType for an order
+        that this client may not give."""
+        self._check_host(path, headers)
+        key = self._key(method, path, headers)
+        self._check_origin(method, headers)
+        if self._is_order(method, path):
+            self._check_order(path, headers, key)
+        return key
+
+    def sees_all(self, key: Key | None) -> bool:
+        """Whether a client with `key` may see the requests of others: if it may give orders; without any
+        keys, if it is on this machine."""
+        if self._ring.orders_need_admin:
+            return key is not None and key.is_admin
+        return key is not None or self._local
+
+    def _is_order(self, method: str, path: str) -> bool:
+        return path in self._orders and method not in SAFE_METHODS
+
+    def _key(self, method: str, path: str, headers: Headers) -> Key | None:
+        """Sent as a bearer token or, by Anthropic's clients, as `x-api-key`."""
         if path in self._open or method == "OPTIONS":
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -54,17 +85,7 @@ class KeyCheck:
             raise Unauthorized(f"{what} is required", where="authorization", hint=hint)
         return key
 
-    def sees_all(self, key: Key | None) -> bool:
-        """Whether a client with `key` may see the requests of others: if it may give orders; without any
-        keys, if it is on this machine."""
-        if self._ring.orders_need_admin:
-            return key is not None and key.is_admin
-        return key is not None or self._local
-
-    def check_order(self, method: str, path: str, headers: Headers, key: Key | None) -> None:
-        """Raise Forbidden or WrongMediaType if this is an order that a client with `key` may not give."""
-        if not self._is_order(method, path):
-            return
+    def _check_order(self, path: str, headers: Headers, key: Key | None) -> None:
         if self._ring.orders_need_admin and (key is None or not key.is_admin):
             raise Forbidden(
                 "only the admin key is allowed to do this",
@@ -78,28 +99,12 @@ class KeyCheck:
                 hint="or start the server with --admin-api-key and send that key",
             )
 
-    def _is_order(self, method: str, path: str) -> bool:
-        return path in self._orders and method not in SAFE_METHODS
-
-
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They change nothing, and a browser shows their answers only to pages of allowed origins."""
-_PORTS = {"http": 80, "https": 443}
-
-
-class OriginCheck:
-    """Refuses requests of a browser for a page of another origin that is not in `cors_origins`. Browsers
-    report it in headers that pages cannot set, and other clients do not send."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        self._allowed = frozenset(origin.rstrip("/").lower() for origin in config.cors_origins)
-
-    def check(self, method: str, headers: Headers) -> None:
-        """Raise ForeignOrigin unless the request is accepted."""
-        if method in SAFE_METHODS or "*" in self._allowed:
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        """Refuses requests of a browser for a page of another origin that is not in `cors_origins`."""
+        if method in SAFE_METHODS or "*" in self._origins:
             return
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if origin is not None and origin.lower() in self._allowed:
+        if origin is not None and origin.lower() in self._origins:
             return
         if site is not None:
             foreign = site.lower() not in ("same-origin", "none")
@@ -112,21 +117,11 @@ class OriginCheck:
                 hint="to allow it, start the server with its origin in cors_origins (--allow-origin)",
             )
 
-
-class HostCheck:
-    """Refuses requests that name the server by an unknown host name, which may be a page's whose DNS points
-    here. Addresses are accepted. secured: every request needs a key, which no page has."""
-
-    def __init__(self, config: ServerConfig, secured: bool) -> None:
-        names = [config.host, *config.allowed_hosts, *(urlsplit(one).hostname for one in config.cors_origins)]
-        self._names = frozenset(name.lower().rstrip(".") for name in names if name)
-        strict = config.allowed_hosts or (_is_local(config.host) and not secured)
-        self._any = not strict or "*" in config.allowed_hosts + config.cors_origins
-
-    def check(self, path: str, headers: Headers) -> None:
-        """Raise ForeignOrigin unless the request is accepted."""
+    def _check_host(self, path: str, headers: Headers) -> None:
+        """Refuses requests that name the server by an unknown host name, which may be a page's whose DNS
+        points here. Addresses are accepted."""
         host = headers.get("host")
-        if self._any or not host or path in OPEN_PATHS:
+        if self._any_host or not host or path in OPEN_PATHS:
             return
         try:
             full = urlsplit(f"http://{host}").hostname or "."
@@ -134,7 +129,7 @@ class HostCheck:
             full = "."
         name = full.rstrip(".")
         # A name without a dot is one of the local network, which no page has.
-        if "." in full and name not in self._names and not _is_local(name) and not _is_address(name):
+        if "." in full and name not in self._hosts and not _is_local(name) and not _is_address(name):
             raise ForeignOrigin(
                 f"the host name {host!r:.200} is not allowed",
                 where="host",

@@ -9,7 +9,7 @@ less than a string or an object. The interpreter's lock is never held for long.
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import msgspec.inspect
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import (
@@ -33,78 +33,66 @@ from runtime.protocol.errors import (
 from runtime.protocol.registry import near
 from runtime.server.http.ignored import may_ignore
 
+S = TypeVar("S", bound=msgspec.Struct)
+
 SHORT = 16 << 10
 """Bytes of a body that the event loop itself decodes: it can only have few values."""
-_SEPARATORS = (b",", b":", b"[", b"{")
+_MEDIUM = 1 << 20
+"""Bytes of a body that does not wait for long ones: about 20 ms."""
 _STEP = 256 << 10
 """Bytes that are scanned at a time: some milliseconds with the interpreter's lock."""
+_PIECE = 64 << 10
+"""Characters in which lone surrogates are searched at a time."""
+_LONE = re.compile("[\ud800-\udfff]")
+_SEPARATORS = b",:[{"
 _BACKSLASH = 0x5C
+_JSON_TYPE = re.compile(r"application/(?:json|[\w.+-]+\+json)\Z")
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
+_TYPES: dict[type, str] = {
+    type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string",
+    list: "a list", tuple: "a list",
+}  # fmt: skip
+_LONG_BODIES = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
+"""One thread: msgspec holds the interpreter's lock while it decodes a list of numbers, and several long
+bodies would keep it from the event loop one after another."""
+_BODIES = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json-short")
 
 
-class Weight(NamedTuple):
-    """values: all of them, approximately; strings: those that are not numbers: strings (and names of fields),
-    lists and objects."""
-
-    values: int
-    strings: int
-
-    def plus(self, other: Weight) -> Weight:
-        return Weight(self.values + other.values, self.strings + other.strings)
-
-    def within(self, config: ServerConfig) -> bool:
-        return self.values <= config.max_body_values and self.strings <= config.max_body_strings
-
-
-def admit(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> Weight:
-    """An upper bound of what the body holds. names: of the fields it may have. Raises BodyTooLarge, which
-    names the largest field."""
-    bound = Weight(0, 0)
-    for at in range(0, len(body), _STEP):
-        bound = bound.plus(_count(body[at : at + _STEP]))
-    if bound.within(config):
-        return bound
-    weight = Weight(0, 0)
-    for one in _weights(body):
-        weight = weight.plus(one)
-        if not weight.within(config):
-            raise _too_heavy(weight.values > config.max_body_values, body, config, names)
-    return weight
+def admit(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> int:
+    """How many values the body holds, approximately. names: of the fields it may have. Raises BodyTooLarge,
+    which names the largest field."""
+    values = strings = 0
+    for more_values, more_strings in _weights(body):
+        values += more_values
+        strings += more_strings
+        if values > config.max_body_values:
+            raise _too_heavy(f"{config.max_body_values} values", "max_body_values", body, names)
+        if strings > config.max_body_strings:
+            what = f"{config.max_body_strings} strings, names, lists and objects"
+            raise _too_heavy(what, "max_body_strings", body, names)
+    return values
 
 
-def _count(piece: bytes) -> Weight:
-    """As if all of it were outside of strings."""
-    comma, colon, lists, objects = (piece.count(one) for one in _SEPARATORS)
-    return Weight(comma + colon + lists + objects, piece.count(b'"') // 2 + lists + objects + 1)
-
-
-def _weights(body: bytes) -> Iterator[Weight]:
-    """Of one piece after another, without separators within strings."""
-    within = 0
-    for piece in _pieces(body):
-        parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = _count(b"".join(parts[within::2]))
-        yield Weight(outside.values, outside.strings - 1 + (len(parts) - 1 + within) // 2)
-        within = (within + len(parts) - 1) % 2
-
-
-def _pieces(body: bytes) -> Iterator[bytes]:
-    """None ends within an escape."""
-    at = 0
+def _weights(body: bytes) -> Iterator[tuple[int, int]]:
+    """For one piece of the body after another: its values, and those of them that are no numbers: strings
+    (and names of fields), lists and objects. Separators within strings do not count."""
+    at = within = 0
     while at < len(body):
         end = min(at + _STEP, len(body))
         while end < len(body) and body[end - 1] == _BACKSLASH:
-            end += 1
-        yield body[at:end]
-        at = end
+            end += 1  # no piece ends within an escape
+        piece = body[at:end]
+        if b"\\" in piece:
+            piece = piece.replace(rb"\\", b"").replace(rb"\"", b"")
+        parts = piece.split(b'"')
+        commas, colons, lists, objects = map(b"".join(parts[within::2]).count, _SEPARATORS)
+        quotes = len(parts) - 1 + within
+        yield commas + colons + lists + objects, lists + objects + quotes // 2
+        at, within = end, quotes % 2
 
 
-def _too_heavy(numbers: bool, body: bytes, config: ServerConfig, names: Collection[str]) -> BodyTooLarge:
+def _too_heavy(what: str, hint: str, body: bytes, names: Collection[str]) -> BodyTooLarge:
     field = _largest(body, names)
-    if numbers:
-        what, hint = f"{config.max_body_values} values", "max_body_values"
-    else:
-        what = f"{config.max_body_strings} strings, names, lists and objects"
-        hint = "max_body_strings"
     most = "" if field == "body" else f", most of them in {field}"
     return BodyTooLarge(f"the body has more than {what}{most}", where=field, hint=hint)
 
@@ -116,7 +104,7 @@ def _largest(body: bytes, names: Collection[str]) -> str:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return "body"
     held = zip(sorted(names), msgspec.structs.astuple(fields), strict=True)
-    sizes = {name: _count(bytes(raw)).values for name, raw in held if raw}
+    sizes = {name: sum(map(bytes(raw).count, _SEPARATORS)) for name, raw in held if raw}
     return max(sizes, key=sizes.__getitem__, default="body")
 
 
@@ -125,25 +113,6 @@ def _unread(names: tuple[str, ...]) -> type[Any]:
     """A struct of these fields, not decoded; all others are skipped."""
     fields = [(f"f{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
     return msgspec.defstruct("Unread", fields, rename={f"f{at}": name for at, name in enumerate(names)})
-
-
-T = TypeVar("T")
-
-_PIECE = 64 << 10
-"""Characters in which lone surrogates are searched at a time."""
-_LONE = re.compile("[\ud800-\udfff]")
-_JSON_TYPE = re.compile(r"application/(?:json|[\w.+-]+\+json)\Z")
-_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
-_TYPES: dict[type, str] = {
-    type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string",
-    list: "a list", tuple: "a list",
-}  # fmt: skip
-_LONG_BODIES = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
-"""One thread: msgspec holds the interpreter's lock while it decodes a list of numbers, and several long
-bodies would keep it from the event loop one after another."""
-_BODIES = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json-short")
-_MEDIUM = 1 << 20
-"""Bytes of a body that does not wait for long ones: about 20 ms."""
 
 
 async def read_bytes(request: Request, config: ServerConfig) -> bytes:
@@ -156,17 +125,13 @@ async def read_bytes(request: Request, config: ServerConfig) -> bytes:
     size = 0
     try:
         async with asyncio.timeout(config.body_timeout_s):
-            more = True
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise Aborted("the client disconnected while sending its request")
-                part = message.get("body", b"")
+            async for part in request.stream():
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
                 parts.append(part)
-                more = message.get("more_body", False)
+    except ClientDisconnect:
+        raise Aborted("the client disconnected while sending its request") from None
     except TimeoutError:
         raise BodyTimeout(
             f"{size} bytes of the body arrived within {config.body_timeout_s:g} s, but not its end"
@@ -191,19 +156,15 @@ async def read_body(
     if not body and empty_ok:
         return Body({})
     check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    data, values = await _decoded(body, config, names)
+    data, values = await decode(body, config, names)
     if not isinstance(data, dict):
         raise BadRequest(f"the body must be a JSON object, got {json_type(data)}", where="body")
     return Body(data, len(body), values)
 
 
-async def decode(body: bytes, config: ServerConfig) -> Any:
-    """The body as JSON; a long one is decoded in a thread. Raises as decode_long."""
-    return (await _decoded(body, config, ()))[0]
-
-
-async def _decoded(body: bytes, config: ServerConfig, names: Collection[str]) -> tuple[Any, int]:
-    """With the approximate number of values."""
+async def decode(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
+    """The body as JSON, with the approximate number of values; a long one is decoded in a thread. Raises as
+    decode_long."""
     if len(body) <= SHORT:
         return decode_json(body, config.max_body_depth), 0
     pool = _LONG_BODIES if len(body) > _MEDIUM else _BODIES
@@ -237,13 +198,14 @@ def decode_json(body: bytes, max_depth: int) -> Any:
     column; BadRequest for numbers of more than 64 bits."""
     try:
         data = msgspec.json.decode(body)
-        if not _is_exact(data, body):
-            data = _decode_strictly(body, max_depth)
+        exact = _is_exact(data, body)
     except RecursionError:
         raise _too_deep(max_depth) from None
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
+        exact = False
+    if not exact:
         data = _decode_strictly(body, max_depth)
-    if len(body) <= SHORT or body.count(b"[") + body.count(b"{") > max_depth:
+    if body.count(b"[") + body.count(b"{") > max_depth:
         _check_depth(data, max_depth)
     return data
 
@@ -270,6 +232,7 @@ def _decode_strictly(body: bytes, max_depth: int) -> Any:
         data = json.loads(
             text, object_pairs_hook=_no_twins, parse_constant=_no_constant, parse_int=_whole_number
         )
+        return _without_surrogates(data) if "\\u" in text else data
     except json.JSONDecodeError as error:
         raise InvalidJson(
             f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} "
@@ -278,35 +241,26 @@ def _decode_strictly(body: bytes, max_depth: int) -> Any:
         ) from None
     except RecursionError:
         raise _too_deep(max_depth) from None
-    return _whole_text(data) if "\\u" in text else data
 
 
 def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
-    """decode_json for a body of many values, with their approximate number, without the garbage collector,
-    which would traverse all new objects again and again. Raises BodyTooLarge, too."""
-    values = admit(body, config, names).values
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return decode_json(body, config.max_body_depth), values
-    finally:
-        if enabled:
-            gc.enable()
+    """decode_json for a body of many values, with their approximate number. Raises BodyTooLarge, too."""
+    values = admit(body, config, names)
+    return decode_json(body, config.max_body_depth), values
 
 
-def to_struct(data: Any, kind: type[T], path: str = "") -> T:
+def to_struct(data: Mapping[str, Any], kind: type[S]) -> S:
     """`data` as a `kind`. Ignored are unknown fields with empty values, and null or false for a field with a
     default whose type has no such value. Raises BadRequest with the path of the wrong value, for an unknown
-    field with the nearest known one. `path`: of `data` itself."""
-    try:
+    field with the nearest known one."""
+    with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert(data, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        if not isinstance(data, Mapping) or not issubclass(kind, msgspec.Struct):
-            raise _with_path(error, path) from None
     try:
-        return msgspec.convert(_without_empty(data, kind, path), kind, str_keys=True)
+        return msgspec.convert(_without_empty(data, kind, ""), kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _with_path(error, path) from None
+        message, _, path = str(error).partition(" - at `")
+        path = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
+        raise BadRequest(message[:1].lower() + message[1:], where=path or "body") from None
 
 
 def known_fields(data: Mapping[str, Any], known: Set[str], path: str = "") -> Mapping[str, Any]:
@@ -328,38 +282,34 @@ def known_fields(data: Mapping[str, Any], known: Set[str], path: str = "") -> Ma
     return fields
 
 
-class _Fields(NamedTuple):
-    """A struct's fields by their JSON names. never_null, never_false: optional fields without such a value;
-    structs: fields of another struct, or of a list of one."""
+class _Field(NamedTuple):
+    """ignores_null, ignores_false: it is optional, and has no such value. struct: it is another struct, or a
+    list of one."""
 
-    names: frozenset[str]
-    never_null: frozenset[str]
-    never_false: frozenset[str]
-    structs: dict[str, type[msgspec.Struct]]
-    closed: bool
+    ignores_null: bool = False
+    ignores_false: bool = False
+    struct: type[msgspec.Struct] | None = None
 
 
 @lru_cache(maxsize=256)
-def _fields(kind: type[msgspec.Struct]) -> _Fields:
+def _fields(kind: type[msgspec.Struct]) -> dict[str, _Field]:
+    """By their JSON names."""
     facts = msgspec.inspect.type_info(kind)
     assert isinstance(facts, msgspec.inspect.StructType)
-    never_null, never_false, structs = set(), set(), {}
+    fields: dict[str, _Field] = {}
     for one in facts.fields:
         types = _alternatives(one.type)
-        if not one.required and not any(isinstance(t, _TAKES_NULL) for t in types):
-            never_null.add(one.encode_name)
-        if not one.required and not any(isinstance(t, _TAKES_FALSE) for t in types):
-            never_false.add(one.encode_name)
-        inner = [t.cls for t in types if isinstance(t, msgspec.inspect.StructType)]
-        if len(inner) == 1:
-            structs[one.encode_name] = inner[0]
-    names = frozenset(kind.__struct_encode_fields__)
-    closed = facts.forbid_unknown_fields
-    return _Fields(names, frozenset(never_null), frozenset(never_false), structs, closed)
+        ignores_null, ignores_false = (
+            not one.required and not any(isinstance(each, (special, *_ANYTHING)) for each in types)
+            for special in (msgspec.inspect.NoneType, msgspec.inspect.BoolType)
+        )
+        structs = [each.cls for each in types if isinstance(each, msgspec.inspect.StructType)]
+        struct = structs[0] if len(structs) == 1 else None
+        fields[one.encode_name] = _Field(ignores_null, ignores_false, struct)
+    return fields
 
 
-_TAKES_NULL = (msgspec.inspect.NoneType, msgspec.inspect.AnyType, msgspec.inspect.RawType)
-_TAKES_FALSE = (msgspec.inspect.BoolType, msgspec.inspect.AnyType, msgspec.inspect.RawType)
+_ANYTHING = (msgspec.inspect.AnyType, msgspec.inspect.RawType)
 
 
 def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
@@ -376,24 +326,22 @@ def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
 
 def _without_empty(data: Mapping[str, Any], kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
     """The data without the values that to_struct ignores."""
-    facts = _fields(kind)
-    known = known_fields(data, facts.names, path) if facts.closed else data
-    kept = {
-        name: value
-        for name, value in known.items()
-        if not (value is None and name in facts.never_null)
-        and not (value is False and name in facts.never_false)
-    }
-    for name, inner in facts.structs.items():
-        field = f"{path}.{name}" if path else name
-        value = kept.get(name)
-        if isinstance(value, Mapping):
-            kept[name] = _without_empty(value, inner, field)
-        elif isinstance(value, list):
-            kept[name] = [
-                _without_empty(item, inner, f"{field}[{index}]") if isinstance(item, Mapping) else item
-                for index, item in enumerate(value)
+    fields = _fields(kind)
+    closed = kind.__struct_config__.forbid_unknown_fields
+    kept: dict[str, Any] = {}
+    for name, value in (known_fields(data, fields.keys(), path) if closed else data).items():
+        field = fields.get(name, _Field())
+        if (value is None and field.ignores_null) or (value is False and field.ignores_false):
+            continue
+        inner = f"{path}.{name}" if path else name
+        if field.struct is not None and isinstance(value, Mapping):
+            value = _without_empty(value, field.struct, inner)
+        elif field.struct is not None and isinstance(value, list):
+            value = [
+                _without_empty(item, field.struct, f"{inner}[{at}]") if isinstance(item, Mapping) else item
+                for at, item in enumerate(value)
             ]
+        kept[name] = value
     return kept
 
 
@@ -415,13 +363,6 @@ def check_range(value: float | None, path: str, least: int, most: int | None = N
         return
     span = f"at least {least}" if most is None else f"from {least} to {most}"
     raise BadRequest(f"must be {span}, got {value}", where=path)
-
-
-def _with_path(error: msgspec.ValidationError, path: str) -> BadRequest:
-    message, _, inner = str(error).partition(" - at `")
-    inner = inner.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
-    whole = f"{path}.{inner}" if path and inner else path or inner
-    return BadRequest(message[:1].lower() + message[1:], where=whole or "body")
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -459,17 +400,10 @@ def _check_depth(data: Any, most: int) -> None:
         level = below
 
 
-def _whole_text(value: Any) -> Any:
-    match value:
-        case str():
-            parts = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
-            return "".join(_LONE.sub("\ufffd", part) for part in parts)
-        case list():
-            return [_whole_text(item) for item in value]
-        case dict():
-            return {_whole_text(name): _whole_text(item) for name, item in value.items()}
-        case _:
-            return value
+def _without_surrogates(data: Any) -> Any:
+    text = json.dumps(data, ensure_ascii=False)
+    pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+    return json.loads("".join(_LONE.sub("\ufffd", piece) for piece in pieces))
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -16,9 +16,9 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import yaml
@@ -149,8 +149,7 @@ class _Line(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """client: whose it is; None: of all who have the server's one key."""
 
     digest: bytes
@@ -209,8 +208,7 @@ class KeyRing:
         quotas: dict[str, Quota] = {}
         for name, line in lines.items():
             limits = line.share(self._workers)
-            report = partial(self._report, name)
-            quotas[name] = self._quotas.get(name) or Quota(name, limits, report=report)
+            quotas[name] = self._quotas.get(name) or Quota(name, limits, report=partial(self._report, name))
             quotas[name].become(limits)
         keys = [Key(_digest_of(line, name, self._file), quotas[name]) for name, line in lines.items()]
         if len({one.digest for one in (*keys, *self._options)}) < len(keys) + len(self._options):

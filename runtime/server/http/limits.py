@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,7 +24,7 @@ from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientReq
 from runtime.processes.frontend.encoding import Shares
 from runtime.processes.supervise.logs import ACCESS, FIELDS, REQUEST_ID
 from runtime.protocol.errors import InternalFault, Overloaded, RuntimeFault
-from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
+from runtime.server.http.auth import OPEN_PATHS, Access
 from runtime.server.http.errors import error_body, error_headers, forget_frames, from_http, json_response
 from runtime.server.http.ignored import IgnoredFields, open_record
 from runtime.server.http.keys import KeyRing
@@ -52,7 +53,7 @@ _ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_ID}}}")
 
 class Gate:
     """An ASGI application around the router. `shapes`: (path prefix, function for the body of an error) for
-    other shapes than the common one. ring: the keys; None: those of the config. orders: see KeyCheck."""
+    other shapes than the common one. ring: the keys; None: those of the config. orders: see Access."""
 
     def __init__(
         self,
@@ -68,8 +69,7 @@ class Gate:
         self._tracing = tracing
         self._app, self._metrics, self._shapes = app, metrics, tuple(shapes)
         ring = KeyRing(config) if ring is None else ring
-        self._keys, self._origins = KeyCheck(config, ring, orders), OriginCheck(config)
-        self._hosts = HostCheck(config, ring.secured)
+        self._access = Access(config, ring, orders)
         self._orders = frozenset(orders)
         self._bodies = Shares(config.max_bodies_bytes, "bytes of requests", "max_bodies_bytes")
         self._limit = config.max_concurrent_requests
@@ -115,15 +115,12 @@ class Gate:
         path = scope["path"]
         try:
             headers = Headers(scope=scope)
-            self._hosts.check(path, headers)
-            key = self._keys.check(scope["method"], path, headers)
-            self._origins.check(scope["method"], headers)
-            self._keys.check_order(scope["method"], path, headers, key)
+            key = self._access.check(scope["method"], path, headers)
             if key is None or key.client is None:
                 flow = headers.get(FLOW_HEADER)
                 client = Client(
                     scope["client"][0] if scope.get("client") else "",
-                    sees_all=self._keys.sees_all(key),
+                    sees_all=self._access.sees_all(key),
                     flow=flow_label(flow) if flow else None,
                 )
             else:
@@ -180,6 +177,14 @@ class Gate:
             if path.startswith(prefix):
                 return shape
         return error_body
+
+
+def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """The application, with answers that web pages of `cors_origins` may read."""
+    if not config.cors_origins:
+        return app
+    origins = list(config.cors_origins)
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
 
 class _Body:

@@ -7,13 +7,10 @@ all, including those that have died.
 
 from __future__ import annotations
 
-import math
 import os
-import threading
-import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -41,7 +38,6 @@ from runtime.server.observe.families import (
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder in which several processes count."""
-FLUSH_S = 1.0
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 _DURATION = "http_request_duration_seconds"
@@ -107,6 +103,34 @@ _HISTOGRAMS = {
     "grammar_compile_seconds": "Compilations of constraints",
     "grammar_mask_seconds": "Filling the masks of one step",
 }
+_COUNTS = {
+    "num_requests": "Requests that ended, however",
+    "num_aborted_requests": "Requests that were cancelled",
+    "num_failed_requests": "Requests that ended with an error other than that",
+    "prompt_tokens": "Tokens of prompts",
+    "cached_tokens": "Tokens of prompts that came from the cache",
+    "generation_tokens": "Tokens generated",
+}
+_OF_META = {
+    "prompt_tokens": "prompt_tokens",
+    "cached_tokens": "cached_tokens",
+    "completion_tokens": "generation_tokens",
+}
+"""Field of an output's meta_info -> counter."""
+_SIZES = {
+    "prompt_tokens": ("request_prompt_tokens", "Tokens of a request's prompt"),
+    "completion_tokens": ("request_generation_tokens", "Tokens generated for a request"),
+}
+_SECONDS = {
+    "time_to_first_token_seconds": "From a request's arrival to its first token",
+    "e2e_request_latency_seconds": "From a request's arrival to its end",
+    "queue_time_seconds": "In the scheduler's queue",
+}
+_KEY_COUNTS = {
+    "requests": "Requests of an API key",
+    "tokens": "Tokens that it used",
+    "refused": "Its requests beyond a limit",
+}
 _REFUSALS = "num_grammar_refused_total", "Constraints that could not be compiled, by kind and error code"
 
 
@@ -119,20 +143,16 @@ class Families:
 
     def counter(self, name: str, help: str, *more: str) -> Counter:
         """With `more` labels; without, the only child."""
-        return self._child(Counter(PREFIX + name, help, (*self.labels, *more), registry=self.registry), more)
+        return self._create(Counter, name, help, more)
 
     def gauge(self, name: str, help: str, *more: str) -> Gauge:
-        names, registry = (*self.labels, *more), self.registry
-        gauge = Gauge(PREFIX + name, help, names, registry=registry, multiprocess_mode="livesum")
-        return self._child(gauge, more)
+        return self._create(Gauge, name, help, more, multiprocess_mode="livesum")
 
     def histogram(self, name: str, help: str, buckets: Sequence[float], *more: str) -> Histogram:
-        names = (*self.labels, *more)
-        return self._child(
-            Histogram(PREFIX + name, help, names, registry=self.registry, buckets=buckets), more
-        )
+        return self._create(Histogram, name, help, more, buckets=buckets)
 
-    def _child(self, metric: M, more: Sequence[str]) -> M:
+    def _create(self, kind: type[M], name: str, help: str, more: Sequence[str], **options: Any) -> M:
+        metric = kind(PREFIX + name, help, (*self.labels, *more), registry=self.registry, **options)
         return metric if more else metric.labels(*self.values)
 
 
@@ -140,7 +160,7 @@ class HttpMetrics:
     """Requests and answers, by path template."""
 
     def __init__(self, families: Families, exemplars: Exemplars | None = None) -> None:
-        self._families, self._exemplars = families, exemplars
+        self._labels, self._values, self._exemplars = families.labels, families.values, exemplars
         names = ("method", "endpoint")
         self._requests = families.counter("http_requests", "HTTP requests", *names)
         self._responses = families.counter("http_responses", "HTTP answers by status", *names, "status_code")
@@ -148,26 +168,19 @@ class HttpMetrics:
         self._seconds = families.histogram(
             _DURATION, "From a request's headers to the end of its answer", _LONG, *names
         )
-        self._children: dict[tuple[str, str, str], tuple[Counter, Counter, Histogram]] = {}
 
     def began(self) -> None:
         self._active.inc()
 
     def ended(self, method: str, endpoint: str, status: int | None, seconds: float) -> None:
         """status: None if the client disconnected before an answer."""
-        labels = {**self._families.labels, "method": method, "endpoint": endpoint}
-        key = method, endpoint, str(status or 499)
-        children = self._children.get(key)
-        if children is None:
-            answers = self._responses.labels(**labels, status_code=key[2])
-            children = self._requests.labels(**labels), answers, self._seconds.labels(**labels)
-            self._children[key] = children
+        values = *self._values, method, endpoint
         self._active.dec()
-        requests, answers, durations = children
-        requests.inc()
-        answers.inc()
-        durations.observe(seconds)
+        self._requests.labels(*values).inc()
+        self._responses.labels(*values, str(status or 499)).inc()
+        self._seconds.labels(*values).observe(seconds)
         if self._exemplars is not None:
+            labels = {**self._labels, "method": method, "endpoint": endpoint}
             self._exemplars.put(PREFIX + _DURATION, _LONG, labels, seconds, labels_here())
 
 
@@ -175,31 +188,17 @@ class RequestMetrics(Observer):
     """An observer of the frontend: the requests of this process. Safe from any thread."""
 
     def __init__(self, families: Families, exemplars: Exemplars) -> None:
-        counter, histogram = families.counter, families.histogram
-        self.requests = counter("num_requests", "Requests that ended, however")
-        self.aborted = counter("num_aborted_requests", "Requests that were cancelled")
-        self.failed = counter("num_failed_requests", "Requests that ended with an error other than that")
-        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
-        self.cached_tokens = counter("cached_tokens", "Tokens of prompts that came from the cache")
-        self.generation_tokens = counter("generation_tokens", "Tokens generated")
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first token", _LONG
+        histogram = families.histogram
+        self._counts = {name: families.counter(name, help) for name, help in _COUNTS.items()}
+        self._seconds = {name: histogram(name, help, _LONG) for name, help in _SECONDS.items()}
+        self._sizes = {field: histogram(name, help, _TOKENS) for field, (name, help) in _SIZES.items()}
+        self._between: Any = histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request", _SHORT
         )
-        self.inter_token = Latencies(
-            histogram("inter_token_latency_seconds", "Between two tokens of a request", _SHORT), _SHORT
-        )
-        self.whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", _LONG)
-        self.queue = histogram("queue_time_seconds", "In the scheduler's queue", _LONG)
-        self._finished = counter(
+        self._finished = families.counter(
             "num_finished_requests", "Requests that ended, by reason: stop, length, abort or error",
             "finished_reason",
         )  # fmt: skip
-        self._sizes = {
-            "prompt_tokens": histogram("request_prompt_tokens", "Tokens of a request's prompt", _TOKENS),
-            "completion_tokens": histogram(
-                "request_generation_tokens", "Tokens generated for a request", _TOKENS
-            ),
-        }
         self._stages = histogram(
             "per_stage_req_latency_seconds",
             "Of a request: in the queue, until its first token, and from there to its end",
@@ -215,120 +214,43 @@ class RequestMetrics(Observer):
             self._known[request.rid] = here
 
     def on_first_token(self, request: Begun, seconds: float) -> None:
-        self.first_token.observe(max(0.0, seconds))
-        self._remember("time_to_first_token_seconds", request, max(0.0, seconds))
+        self._observe("time_to_first_token_seconds", request, seconds)
 
     def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
         """`count` tokens in `seconds` are as many latencies of a share each."""
-        self.inter_token.observe(max(0.0, seconds) / count, count)
+        # Histogram.observe() adds one value at a time.
+        self._between._sum.inc(max(0.0, seconds))
+        self._between._buckets[bisect_left(_SHORT, seconds / count)].inc(count)
 
     def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
-        self.inter_token.flush()
-        self.requests.inc()
-        self.prompt_tokens.inc(int(meta.get("prompt_tokens") or 0))
-        self.cached_tokens.inc(int(meta.get("cached_tokens") or 0))
-        self.generation_tokens.inc(int(meta.get("completion_tokens") or 0))
-        self.whole.observe(max(0.0, seconds))
-        self._remember("e2e_request_latency_seconds", request, max(0.0, seconds))
-        self._known.pop(request.rid, None)
-        self._finished.labels(*self._values, str((meta.get("finish_reason") or {}).get("type", "stop"))).inc()
-        for name, sizes in self._sizes.items():
-            sizes.observe(int(meta.get(name) or 0))
-        queue, first = (
-            max(0.0, float(meta.get(name) or 0.0)) for name in ("queue_time", "first_token_latency")
-        )
-        self.queue.observe(queue)
-        if first:
+        self._observe("e2e_request_latency_seconds", request, seconds)
+        self._ended(request, str((meta.get("finish_reason") or {}).get("type", "stop")))
+        for field, name in _OF_META.items():
+            self._counts[name].inc(int(meta.get(field) or 0))
+        for field, sizes in self._sizes.items():
+            sizes.observe(int(meta.get(field) or 0))
+        queue, first = (float(meta.get(name) or 0.0) for name in ("queue_time", "first_token_latency"))
+        self._observe("queue_time_seconds", request, queue)
+        if first > 0:
             stages = {"queue": queue, "prefill": first - queue, "decode": seconds - first}
             for stage, share in stages.items():
                 self._stages.labels(*self._values, stage).observe(max(0.0, share))
 
     def on_abort(self, request: Begun, fault: RuntimeFault | None, seconds: float) -> None:
-        self.inter_token.flush()
-        self.requests.inc()
         cancelled = fault is None or fault.code == Aborted.code
-        (self.aborted if cancelled else self.failed).inc()
-        self._finished.labels(*self._values, "abort" if cancelled else "error").inc()
+        self._counts["num_aborted_requests" if cancelled else "num_failed_requests"].inc()
+        self._ended(request, "abort" if cancelled else "error")
+
+    def _ended(self, request: Begun, reason: str) -> None:
+        self._counts["num_requests"].inc()
+        self._finished.labels(*self._values, reason).inc()
         self._known.pop(request.rid, None)
 
-    def _remember(self, name: str, request: Begun, seconds: float) -> None:
+    def _observe(self, name: str, request: Begun, seconds: float) -> None:
+        seconds = max(0.0, seconds)
+        self._seconds[name].observe(seconds)
         of = self._known.get(request.rid, {})
         self._exemplars.put(PREFIX + name, _LONG, self._labels, seconds, of)
-
-
-class Latencies:
-    """Collects equal values, and adds them to a histogram now and then: there is one for each streamed
-    token."""
-
-    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
-        self._histogram: Any = histogram
-        self._bounds = (*bounds, math.inf)
-        self._lock = threading.Lock()
-        self._flushed = time.monotonic()
-        self._empty()
-
-    def observe(self, seconds: float, count: int) -> None:
-        at = bisect_left(self._bounds, seconds)
-        with self._lock:
-            self._counts[at] += count
-            self._sum += seconds * count
-        if time.monotonic() - self._flushed > FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        with self._lock:
-            counts, total = self._counts, self._sum
-            self._empty()
-        self._flushed = time.monotonic()
-        # Histogram.observe() adds one value at a time.
-        self._histogram._sum.inc(total)
-        for bucket, count in zip(self._histogram._buckets, counts, strict=True):
-            if count:
-                bucket.inc(count)
-
-    def _empty(self) -> None:
-        self._counts, self._sum = [0] * len(self._bounds), 0.0
-
-
-class SchedulerState(Collector):
-    """The scheduler's state at the last scrape."""
-
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self._names, self._values = tuple(labels), tuple(labels.values())
-        self._state: Mapping[str, Any] | None = None
-
-    def update(self, state: Mapping[str, Any] | None) -> None:
-        """None: the scheduler did not answer."""
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._metric(
-            GaugeMetricFamily, "scheduler_up", "1 when the scheduler answered", self._state is not None
-        )
-        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _TOTALS)):
-            for name, help in table.items():
-                value = (self._state or {}).get(name)
-                if value is not None:
-                    yield self._metric(kind, name, help, value)
-        for name, help in _HISTOGRAMS.items():
-            if (state := (self._state or {}).get(name)) is not None:
-                yield self._histogram(name, help, state)
-        name, help = _REFUSALS
-        refused = CounterMetricFamily(PREFIX + name, help, labels=(*self._names, "kind", "code"))
-        for what, count in ((self._state or {}).get(name) or {}).items():
-            refused.add_metric([*self._values, *what.split("/", 1)], float(count))
-        yield refused
-
-    def _histogram(self, name: str, help: str, state: Mapping[str, Any]) -> Metric:
-        family = HistogramMetricFamily(PREFIX + name, help, labels=self._names)
-        buckets = [("+Inf" if bound is None else str(bound), count) for bound, count in state["buckets"]]
-        family.add_metric(self._values, buckets, state["sum"])
-        return family
-
-    def _metric(self, kind: Any, name: str, help: str, value: float) -> Metric:
-        family: Any = kind(PREFIX + name, help, labels=self._names)
-        family.add_metric(self._values, float(value))
-        return cast(Metric, family)
 
 
 class Metrics(Collector):
@@ -343,7 +265,8 @@ class Metrics(Collector):
         self._aliases, self._exemplars = aliases, Exemplars()
         self.http = HttpMetrics(families, self._exemplars)
         self.requests = RequestMetrics(families, self._exemplars)
-        self._scheduler, self._processes = SchedulerState(families.labels), ProcessMetrics(processes)
+        self._processes = ProcessMetrics(processes)
+        self._state: Mapping[str, Any] | None = None
         self._counts: Collector = registry
         self.kept = {name: families.gauge(name, help) for name, help in _KEPT.items()}
         if FOLDER in os.environ:
@@ -351,11 +274,9 @@ class Metrics(Collector):
 
     def observe_keys(self, ring: KeyRing) -> None:
         kinds: dict[str, Counter | Gauge] = {
-            "requests": self._families.counter("key_requests", "Requests of an API key", "key"),
-            "tokens": self._families.counter("key_tokens", "Tokens that it used", "key"),
-            "refused": self._families.counter("key_refused", "Its requests beyond a limit", "key"),
-            "running": self._families.gauge("key_running", "Its requests in hand", "key"),
+            kind: self._families.counter(f"key_{kind}", help, "key") for kind, help in _KEY_COUNTS.items()
         }
+        kinds["running"] = self._families.gauge("key_running", "Its requests in hand", "key")
 
         def report(name: str, kind: str, count: int) -> None:
             kinds[kind].labels(*self._families.values, name).inc(count)
@@ -364,16 +285,42 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._exemplars.on(self._counts.collect())
-        yield from with_aliases([*counts, *self._scheduler.collect()], self._aliases)
+        yield from with_aliases([*counts, *self._of_scheduler()], self._aliases)
         yield from self._processes.collect()
 
     def render(self, state: Mapping[str, Any] | None, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics, with exemplars, if the header Accept asks for it.
         state: the scheduler's, None if it did not answer."""
-        self.requests.inter_token.flush()
-        self._scheduler.update(state)
+        self._state = state
         if "application/openmetrics-text" in accept:
             # Names as they are: other escapings replace their colons.
             text = openmetrics.generate_latest(self, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self), CONTENT_TYPE_LATEST
+
+    def _of_scheduler(self) -> Iterator[Metric]:
+        names, values, state = tuple(self._families.labels), self._families.values, self._state or {}
+
+        def metric(kind: Any, name: str, help: str, value: float) -> Metric:
+            family: Metric = kind(PREFIX + name, help, labels=names)
+            family.add_metric(values, float(value))  # type: ignore[attr-defined]
+            return family
+
+        yield metric(
+            GaugeMetricFamily, "scheduler_up", "1 when the scheduler answered", self._state is not None
+        )
+        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _TOTALS)):
+            for name, help in table.items():
+                if (value := state.get(name)) is not None:
+                    yield metric(kind, name, help, value)
+        for name, help in _HISTOGRAMS.items():
+            if (counts := state.get(name)) is not None:
+                family = HistogramMetricFamily(PREFIX + name, help, labels=names)
+                buckets = [("+Inf" if bound is None else str(bound), n) for bound, n in counts["buckets"]]
+                family.add_metric(values, buckets, counts["sum"])
+                yield family
+        name, help = _REFUSALS
+        refused = CounterMetricFamily(PREFIX + name, help, labels=(*names, "kind", "code"))
+        for what, count in (state.get(name) or {}).items():
+            refused.add_metric([*values, *what.split("/", 1)], float(count))
+        yield refused

@@ -1,23 +1,18 @@
 """Requests between the HTTP workers of one server: responses that another one stores, orders to all. Each
-worker listens on a Unix socket in the server's private folder, and answers in msgpack. One that does not
-answer within PEER_S is skipped.
+worker listens on a Unix socket in the server's private folder: a connection is one request and its answer,
+in msgpack. A worker that does not answer within PEER_S is skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 T = TypeVar("T")
 Act = Callable[[str], Awaitable[Any] | Any]
@@ -33,54 +28,53 @@ class Peers:
 
     def __init__(self, folder: Path | None = None, name: str = "", names: Sequence[str] = ()) -> None:
         self.answers: dict[str, Act] = {}
-        self._folder, self._name = folder, name
+        self._folder, self._name = folder or Path(), name
         self._others = [] if folder is None else [other for other in names if other != name]
-        self._clients: dict[str, httpx.AsyncClient] = {}
 
     async def all(self, what: str, about: str, kind: type[T]) -> list[T]:
         answers = await asyncio.gather(*(self._ask(other, what, about) for other in self._others))
-        return [msgspec.msgpack.decode(one, type=kind) for one in answers if one is not None]
+        return [msgspec.msgpack.decode(one, type=kind) for one in answers if one]
 
     async def first(self, what: str, about: str, kind: type[T]) -> T | None:
         """The first answer of the others, None if none has one."""
         answers = await self.all(what, about, kind)
         return answers[0] if answers else None
 
-    def server(self) -> uvicorn.Server | None:
-        """Answers the others, in the event loop that serves; None if there are none."""
-        if self._folder is None or not self._others:
-            return None
-        app = Starlette(routes=[Route("/{what}", self._answer, methods=["POST"])])
-        path = str(_socket_of(self._folder, self._name))
-        return uvicorn.Server(
-            uvicorn.Config(app, uds=path, lifespan="off", ws="none", log_config=None, access_log=False)
-        )
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Answer the others within the block."""
+        if not self._others:
+            yield
+            return
+        server = await asyncio.start_unix_server(self._answer, self._socket_of(self._name))
+        try:
+            yield
+        finally:
+            server.close()
 
-    async def _ask(self, other: str, what: str, about: str) -> bytes | None:
-        assert self._folder is not None
-        client = self._clients.get(other)
-        if client is None:
-            transport = httpx.AsyncHTTPTransport(uds=str(_socket_of(self._folder, other)), verify=False)
-            client = self._clients[other] = httpx.AsyncClient(
-                transport=transport, base_url="http://peer", timeout=PEER_S, trust_env=False
-            )
+    def _socket_of(self, name: str) -> Path:
+        return self._folder / f"{name}.http"
+
+    async def _ask(self, other: str, what: str, about: str) -> bytes:
+        """The answer; empty if there is none."""
         try:
             async with asyncio.timeout(PEER_S):
-                answer = await client.post(f"/{what}", content=about.encode())
-        except (httpx.HTTPError, TimeoutError) as error:
+                reader, writer = await asyncio.open_unix_connection(self._socket_of(other))
+                with contextlib.closing(writer):
+                    writer.write(msgspec.msgpack.encode((what, about)))
+                    writer.write_eof()
+                    return await reader.read()
+        except (OSError, TimeoutError) as error:
             log.debug("%s does not answer: %s", other, error)
-            return None
-        return answer.content if answer.status_code == 200 else None
+            return b""
 
-    async def _answer(self, request: Request) -> Response:
-        act = self.answers.get(request.path_params["what"])
-        answer = None if act is None else act((await request.body()).decode())
-        if isinstance(answer, Awaitable):
-            answer = await answer
-        if answer is None:
-            return Response(status_code=404)
-        return Response(msgspec.msgpack.encode(answer))
-
-
-def _socket_of(folder: Path, name: str) -> Path:
-    return folder / f"{name}.http"
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            async with asyncio.timeout(PEER_S):
+                what, about = msgspec.msgpack.decode(await reader.read(), type=tuple[str, str])
+            act = self.answers.get(what)
+            answer = None if act is None else act(about)
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            if answer is not None:
+                writer.write(msgspec.msgpack.encode(answer))

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import resource
+from collections import OrderedDict
 from typing import Any
 
 import httptools
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 OTHER_FILES = 256
 """Files that a process has open besides its connections: libraries, pipes, sockets between processes, and
 connections that are accepted before an excess one is closed."""
+FLUSH_S = 5.0
+"""How long error answers may take to be sent at the end."""
 MAX_HEADER_BYTES = 32 << 10
 MAX_PIPELINED = 32
 """Requests that may wait on one connection; further ones are refused."""
@@ -48,7 +51,7 @@ class Connections:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: dict[PatientProtocol, None] = {}
+        self._open: OrderedDict[PatientProtocol, None] = OrderedDict()
         self.closed = 0
 
     def __len__(self) -> int:
@@ -66,8 +69,8 @@ class Connections:
 
     def used(self, connection: PatientProtocol) -> None:
         """It is the most recently used one now."""
-        if self._open.pop(connection, self) is None:
-            self._open[connection] = None
+        if connection in self._open:
+            self._open.move_to_end(connection)
 
     def remove(self, connection: PatientProtocol) -> None:
         self._open.pop(connection, None)
@@ -128,9 +131,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def refuse(self) -> None:
         """Close the connection, which is idle: there are too many."""
-        self.transport.write(_TOO_MANY)
-        self.transport.close()
-        self._expect_reading()
+        self._end(_TOO_MANY)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what was read last, and all that follows. Earlier requests are answered first."""
@@ -147,11 +148,10 @@ class PatientProtocol(HttpToolsProtocol):
                 return
             current.disconnected = True  # its body was wrong, and this is the answer
             current.message_event.set()
-        self._end()
+        self._end(self._refusal)
 
-    def _end(self) -> None:
-        assert self._refusal is not None
-        self.transport.write(self._refusal)
+    def _end(self, answer: bytes) -> None:
+        self.transport.write(answer)
         self.transport.close()
         self._expect_reading()
 
@@ -231,7 +231,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._current is None and self._refusal is not None and not self.transport.is_closing():
             self._unset_keepalive_if_required()
-            self._end()
+            self._end(self._refusal)
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
@@ -268,9 +268,7 @@ class PatientProtocol(HttpToolsProtocol):
     def _headers_missing(self) -> None:
         self._headers_due = None
         if not self.answering and not self.transport.is_closing():
-            self.transport.write(_TOO_SLOW)
-            self.transport.close()
-            self._expect_reading()
+            self._end(_TOO_SLOW)
 
     def _stop_headers_timer(self) -> None:
         if self._headers_due is not None:
@@ -307,6 +305,11 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
             timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
         )
     )
+
+
+def set_drain(server: uvicorn.Server, seconds: float) -> None:
+    """Give running requests this time when the server ends, and then FLUSH_S for error answers."""
+    server.config.timeout_graceful_shutdown = math.ceil(seconds + FLUSH_S)
 
 
 def connection_limit(config: ServerConfig) -> int:

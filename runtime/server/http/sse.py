@@ -5,7 +5,6 @@ and work that is cancelled when its client disconnects. What events contain is u
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -150,15 +149,3 @@ class EventStream(Response):
                 await send(start)
             await send({"type": "http.response.body", "body": piece, "more_body": not last})
             self._sent_at = time.monotonic()
-
-
-@contextlib.asynccontextmanager
-async def closing_stream(
-    events: AsyncGenerator[T, None],
-) -> AsyncGenerator[AsyncGenerator[T, None], None]:
-    """`async with closing_stream(manager.stream(...)) as outputs:` closes the stream when the block is left,
-    not at the next garbage collection."""
-    try:
-        yield events
-    finally:
-        await events.aclose()

@@ -5,6 +5,7 @@ POST /generate {"text": "...", "sampling_params": {...}, "stream": true}
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from runtime.server.http.body import json_type, known_fields, to_struct
 from runtime.server.http.errors import error_body
 from runtime.server.http.ignored import may_ignore
 from runtime.server.http.openapi import Operation, body_schema
-from runtime.server.http.sse import DONE, closing_stream, event, while_connected
+from runtime.server.http.sse import DONE, event, while_connected
 
 INTERNAL = ("http_worker_ipc",)
 """Fields that only processes of the server set."""
@@ -133,7 +134,7 @@ class Generate(RouteGroup):
     async def _events(self, req: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
         so_far = [None if incremental else SoFar() for _ in range(len(req))]
         single = req.is_single
-        async with closing_stream(self._ctx.manager.stream_batch(req)) as outputs:
+        async with contextlib.aclosing(self._ctx.manager.stream_batch(req)) as outputs:
             async for index, outcome in outputs:
                 number = None if single else index
                 match outcome:

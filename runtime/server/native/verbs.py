@@ -89,4 +89,4 @@ ORDERS = frozenset(
     for method, _, path in (key.partition(" ") for key in {**Verbs.OPENAPI, **Control.OPENAPI})
     if method == "POST" and path not in {*_FOR_EVERYBODY, *OF_REQUESTS}
 )
-"""The paths that need the admin key (see KeyCheck): all that are not explicitly for every client."""
+"""The paths that need the admin key (see Access): all that are not explicitly for every client."""

@@ -121,8 +121,6 @@ class Exemplars:
             yield family
 
     def _with(self, name: str, sample: Sample) -> Sample:
-        if "le" not in sample.labels:
-            return sample
         exemplar = self._kept.get((name, frozenset(sample.labels.items())))
         return sample if exemplar is None else sample._replace(exemplar=exemplar)
 

@@ -93,12 +93,6 @@ class Tracing(Observer):
             with self._lock:
                 self._live[request.rid] = self._api.set_span_in_context(span), time.time_ns()
 
-    def on_first_token(self, request: Begun, seconds: float) -> None:
-        """Recorded at the end."""
-
-    def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
-        """Recorded at the end."""
-
     def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
         queue, first = (
             max(0.0, float(meta.get(name) or 0)) for name in ("queue_time", "first_token_latency")

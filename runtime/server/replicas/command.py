@@ -12,9 +12,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -35,7 +34,7 @@ from runtime.server.replicas.directory import Directory, Member
 from runtime.server.replicas.process import STOP_S
 from runtime.server.replicas.replica import HEALTH_S, NOTICE_S, Replica
 from runtime.server.router.app import Router
-from runtime.server.router.command import Ended
+from runtime.server.router.command import ENDS, counting_signals, ended
 from runtime.server.router.command import serve as serve_router
 
 log = logging.getLogger(__name__)
@@ -151,33 +150,22 @@ def changed(config: Any, without: tuple[str, ...] = ()) -> Mapping[str, Any]:
     }
 
 
-class Signals(Ended):
-    """The signals that the process received."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.restarts = 0
-
-    def restart(self, number: int, frame: FrameType | None) -> None:
-        self.restarts += 1
-
-
 def serve(options: Options, environment: Mapping[str, str], *, local: bool) -> int:
     """The exit code. Ray is connected. Raises BadRequest, and EngineDead if no replica can be started."""
     config = options.replicas
-    with listening(options.server) as listener, _taking_signals() as signals:
+    with listening(options.server) as listener, counting_signals(*ENDS, signal.SIGHUP) as arrived:
         try:
             deployment = Deployment(config, options.engine, options.server, local=local)
         except RayError as error:
             raise EngineDead(f"the Ray cluster does not start actors: {error}") from error
         try:
             deployment.deploy()
-            first = _first(deployment, options.engine.load_timeout_s, signals)
+            first = _first(deployment, options.engine.load_timeout_s, arrived)
             if not first:
                 return 0
             router = Router(router_config(config, options.server, deployment.key, first))
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(_run(router, deployment, listener, signals, options.server.ready_file))
+                runner.run(_run(router, deployment, listener, arrived, options.server.ready_file))
             return 0
         finally:
             log.info("ending the replicas")
@@ -191,7 +179,7 @@ def router_config(
     return config_from(
         RouterConfig,
         server,
-        **{role: of_role(members, role) for role in config.roles},
+        **{role: urls_of(members, role) for role in config.roles},
         worker_api_key=key,
         policy=config.policy,
         retries=config.retries,
@@ -199,26 +187,14 @@ def router_config(
     ).verify()
 
 
-def of_role(members: Sequence[Member], role: str) -> tuple[str, ...]:
+def urls_of(members: Sequence[Member], role: str) -> tuple[str, ...]:
     return tuple(one.url for one in members if one.role == role)
 
 
-@contextmanager
-def _taking_signals() -> Iterator[Signals]:
-    signals = Signals()
-    handlers = {signal.SIGTERM: signals.take, signal.SIGINT: signals.take, signal.SIGHUP: signals.restart}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _first(deployment: Deployment, seconds: float, signals: Signals) -> list[Member]:
+def _first(deployment: Deployment, seconds: float, arrived: Counter[int]) -> list[Member]:
     """The servers, once a replica is ready; none if a signal ends the process. Raises EngineDead."""
     deadline = time.monotonic() + seconds
-    while not signals.received:
+    while not ended(arrived):
         if members := deployment.members():
             return members
         deployment.check()
@@ -234,15 +210,15 @@ async def _run(
     router: Router,
     deployment: Deployment,
     listener: socket.socket,
-    signals: Signals,
+    arrived: Counter[int],
     ready_file: str | None,
 ) -> None:
     tasks = (
-        asyncio.create_task(_follow(router, deployment, signals), name="sglang-dsl-follow"),
+        asyncio.create_task(_follow(router, deployment, arrived), name="sglang-dsl-follow"),
         asyncio.create_task(_report_ready(router, listener, ready_file), name="sglang-dsl-ready"),
     )
     try:
-        await serve_router(router, listener, signals)
+        await serve_router(router, listener, arrived)
     finally:
         for task in tasks:
             task.cancel()
@@ -255,14 +231,14 @@ async def _report_ready(router: Router, listener: socket.socket, ready_file: str
     tell_ready(ready_file, listener)
 
 
-async def _follow(router: Router, deployment: Deployment, signals: Signals) -> None:
+async def _follow(router: Router, deployment: Deployment, arrived: Counter[int]) -> None:
     """Keep the router's workers equal to the directory, and restart the replicas on SIGHUP."""
     restarts = 0
     while True:
         await asyncio.sleep(TICK_S)
         try:
-            if signals.restarts > restarts:
-                restarts = signals.restarts
+            if arrived[signal.SIGHUP] > restarts:
+                restarts = arrived[signal.SIGHUP]
                 log.info("restarting the replicas one after another")
                 await asyncio.to_thread(deployment.deploy)
             members = await asyncio.to_thread(deployment.members)
@@ -270,7 +246,7 @@ async def _follow(router: Router, deployment: Deployment, signals: Signals) -> N
             log.warning("the cluster does not tell its replicas: %s", error)
             continue
         for pool in router.pools:
-            urls = of_role(members, pool.role)
+            urls = urls_of(members, pool.role)
             if urls != tuple(one.name for one in pool.workers):
                 log.info("%s servers: %s", pool.role, ", ".join(urls) or "none")
                 await router.become(pool, urls)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
+import aiohttp
 from starlette.types import Send
 
 from runtime.protocol.errors import RuntimeFault, WorkerFailed
@@ -20,7 +19,7 @@ from runtime.server.http.sse import HEADERS as STREAM_HEADERS
 from runtime.server.router.merge import Merge
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import RequestFacts, Worker
-from runtime.server.router.upstream import Response, headers_back, read_some
+from runtime.server.router.upstream import field_of, headers_back, json_of, read_some
 
 MOST_HELD = 1 << 20
 """Bytes of an event whose end has not come. A longer one is passed on in pieces."""
@@ -39,19 +38,14 @@ class WholeEvents:
 
     def feed(self, piece: bytes) -> bytes:
         """What can be passed on now, b"" for nothing."""
-        data = self._held + piece if self._held else piece
-        if data.endswith(b"\n\n"):  # the usual case: the server writes whole events
-            whole, self._held = data, b""
-        elif self.torn or len(data) > MOST_HELD:
-            whole, self._held = data, b""
-            self.begun = True
-        else:
-            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
-            whole, self._held = data[:end], data[end:]
+        data = self._held + piece
+        end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        if self.torn or len(data) - end > MOST_HELD:
+            end = len(data)
+        whole, self._held = data[:end], data[end:]
         if whole:
             self.torn = not whole.endswith(b"\n\n")
-            if not self.begun:
-                self.begun = not _COMMENTS.fullmatch(whole)
+            self.begun = self.begun or not _COMMENTS.fullmatch(whole)
         return whole
 
     def rest(self) -> bytes:
@@ -93,37 +87,22 @@ class Order:
         return None if limit is None else self.arrived + limit - time.monotonic()
 
 
-@dataclass(slots=True)
-class Refusal(Exception):
-    """A worker's own answer, which another worker may improve on, unless it is `final`."""
+class Refusal(WorkerFailed):
+    """A worker's own answer, which another worker may improve on, unless it is `final`. answer_code: of the
+    error in it."""
 
-    worker: Worker
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes = field(repr=False)
-    final: bool = False
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The `error` object of the answer, {} if it has another shape."""
-        try:
-            error = msgspec.json.decode(self.body)["error"]
-        except (msgspec.DecodeError, KeyError, TypeError):
-            return {}
-        return error if isinstance(error, dict) else {}
-
-    @property
-    def code(self) -> str:
-        return str(self.facts.get("code", ""))
-
-    @property
-    def fault(self) -> RuntimeFault:
-        message = str(self.facts.get("message") or f"answered {self.status}")
-        return WorkerFailed(message, where=self.worker.name)
+    def __init__(
+        self, worker: Worker, response: aiohttp.ClientResponse, body: bytes, *, final: bool = False
+    ) -> None:
+        error = field_of(json_of(body), "error")
+        message = field_of(error, "message") or f"answered {response.status}"
+        super().__init__(str(message), where=worker.name)
+        self.answer_status, self.headers, self.body = response.status, headers_back(response), body
+        self.answer_code, self.final = str(field_of(error, "code") or ""), final
 
 
-async def refusal_of(worker: Worker, response: Response, *, final: bool = False) -> Refusal:
-    return Refusal(worker, response.status, headers_back(response), await read_some(response), final)
+async def refusal_of(worker: Worker, response: aiohttp.ClientResponse, *, final: bool = False) -> Refusal:
+    return Refusal(worker, response, await read_some(response), final=final)
 
 
 class Answer:
@@ -135,7 +114,7 @@ class Answer:
         """Whether more was sent than comments: then no other worker can give the answer."""
 
     async def pass_on(
-        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None = None
+        self, worker: Worker, response: aiohttp.ClientResponse, began: float, merge: LazyMerge | None = None
     ) -> None:
         """Send the worker's answer to a request of the time `began` (time.monotonic()). Raises WorkerFailed;
         Refusal if this is no stream, and the client has received the beginning of one."""
@@ -144,26 +123,24 @@ class Answer:
         else:
             await self._pass_whole(worker, response, began, merge)
 
-    async def refuse(self, refusal: Refusal) -> None:
-        if self.started:
-            await self._body(self._order.on_fault(refusal.fault), more=False)
-        else:
-            await self._whole(refusal.status, refusal.headers, refusal.body)
-
     async def fail(self, fault: RuntimeFault) -> None:
-        """End the request with this error. Raises it if nothing was sent yet, or if the client has part of
-        an event: then the connection is closed, so that the answer cannot look complete."""
-        if not self.started or self._torn:
+        """End the request with this error, or with the worker's own answer. Raises it if there is none and
+        nothing was sent yet, or if the client has part of an event: then the connection is closed, so that
+        the answer cannot look complete."""
+        if isinstance(fault, Refusal) and not self.started:
+            await self._whole(fault.answer_status, fault.headers, fault.body)
+        elif not self.started or self._torn:
             raise fault
-        await self._body(self._order.on_fault(fault), more=False)
+        else:
+            await self._body(self._order.on_fault(fault), more=False)
 
     # -- streams ---------------------------------------------------------------------------------------------
 
     async def _pass_events(
-        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
+        self, worker: Worker, response: aiohttp.ClientResponse, began: float, merge: LazyMerge | None
     ) -> None:
         events, merging = WholeEvents(), None
-        async for piece in response.pieces():
+        async for piece in response.content.iter_any():
             data = events.feed(piece)
             if not data:
                 continue
@@ -185,11 +162,11 @@ class Answer:
     # -- whole answers ---------------------------------------------------------------------------------------
 
     async def _pass_whole(
-        self, worker: Worker, response: Response, began: float, merge: LazyMerge | None
+        self, worker: Worker, response: aiohttp.ClientResponse, began: float, merge: LazyMerge | None
     ) -> None:
         headers, parts, size = headers_back(response), [], 0
         most = MOST_WHOLE if merge is None else MOST_MERGED
-        pieces = response.pieces()
+        pieces = response.content.iter_any()
         async for piece in pieces:
             parts.append(piece)
             size += len(piece)
@@ -197,11 +174,16 @@ class Answer:
                 break
         body, good = b"".join(parts), response.status < 400
         if self.started:  # by the comments of a worker that failed then
-            raise Refusal(worker, response.status, headers, body, final=True)
+            raise Refusal(worker, response, body, final=True)
         if good:
             self._first(worker, body, began)
         if size > most:
-            await self._long(response.status, headers, body, pieces)
+            self.begun = self._torn = True
+            await self._start(response.status, headers)
+            await self._body(body)
+            async for piece in pieces:
+                await self._body(piece)
+            await self._body(b"", more=False)
             return
         if good and merge is not None:
             body = (await merge()).whole(body)
@@ -211,16 +193,6 @@ class Answer:
         self.begun = True
         await self._start(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self._body(body, more=False)
-
-    async def _long(
-        self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, rest: AsyncIterator[bytes]
-    ) -> None:
-        self.begun = self._torn = True
-        await self._start(status, headers)
-        await self._body(body)
-        async for piece in rest:
-            await self._body(piece)
-        await self._body(b"", more=False)
 
     # -- the wire --------------------------------------------------------------------------------------------
 

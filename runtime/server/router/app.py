@@ -10,8 +10,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
-import msgspec
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -26,14 +24,14 @@ from runtime.server.anthropic import routes as anthropic
 from runtime.server.context import json_endpoint
 from runtime.server.http.body import decode, read_bytes
 from runtime.server.http.errors import error_response
-from runtime.server.http.limits import Gate
+from runtime.server.http.limits import Gate, with_cors
 from runtime.server.http.sse import event, fault_event
 from runtime.server.router.answer import Learn, Order
 from runtime.server.router.health import Watch
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Pool, RequestFacts, Worker, checked_url, make_workers, read_facts
-from runtime.server.router.relay import PairRelay, Relay, Tails, splits
-from runtime.server.router.upstream import Upstream, read_some
+from runtime.server.router.relay import Fleet, PairRelay, Relay, Tails, splits
+from runtime.server.router.upstream import Upstream, json_of, read_some
 
 RESPONSES = "/v1/responses"
 GENERATE: dict[str, tuple[str, ...]] = {
@@ -62,7 +60,7 @@ ONE: dict[str, tuple[str, ...]] = {
 }
 """What any worker can do: path -> methods."""
 ORDERS = (*(path for verb in VERBS.values() if verb.admin for path in verb.paths), "/configure_logging")
-"""Paths that change a server for every client (see KeyCheck)."""
+"""Paths that change a server for every client (see Access)."""
 ALL = (*ORDERS, "/abort_request", "/precompile")
 """Paths that go to all workers."""
 MOST_ANSWER = 4 << 20
@@ -86,11 +84,15 @@ class Router:
             )
             for role in roles
         )
-        # Its workers can answer any request alone.
-        self._main = self.pools[-1]
         self.metrics = RouterMetrics(lambda: self.workers)
-        self._upstream, self._tails = Upstream(config), Tails()
+        self._upstream = Upstream(config)
+        self._fleet = Fleet(self.pools, self._upstream, self.metrics, config.retries, Tails())
         self._served = config.server
+        self._learn: dict[str, Learn] = {
+            RESPONSES: self._response_began,
+            "/open_session": self._session_opened,
+            "/close_session": self._session_closed,
+        }
         self.app = self._build()
 
     @property
@@ -102,10 +104,7 @@ class Router:
         """Replace the servers of `pool` by these: the same as before, others, or none. Raises BadRequest."""
         known = {one.name: one for one in pool.workers}
         named = {checked_url(url, pool.role): url for url in urls}
-        removed = [one for name, one in known.items() if name not in named]
         pool.become([known.get(name) or Worker(url, pool.role, self.config) for name, url in named.items()])
-        for worker in removed:
-            self._upstream.forget(worker)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -121,7 +120,7 @@ class Router:
                 for one in watches:
                     one.cancel()
                 await asyncio.gather(*watches, return_exceptions=True)
-                await self._tails.close()
+                await self._fleet.tails.close()
 
     def give_up(self, reason: str) -> None:
         for worker in self.workers:
@@ -132,9 +131,7 @@ class Router:
             *(Route(path, self._generate, methods=list(methods)) for path, methods in GENERATE.items()),
             *(Route(path, self._relay, methods=list(methods)) for path, methods in ONE.items()),
             *(Route(path, self._all, methods=["POST"]) for path in ALL),
-            Route("/open_session", self._open_session, methods=["POST"]),
-            Route("/close_session", self._close_session, methods=["POST"]),
-            Route(RESPONSES, self._respond, methods=["POST"]),
+            *(Route(path, self._relay, methods=["POST"]) for path in self._learn),
             Route(RESPONSES + "/{response_id}", self._response, methods=["GET", "DELETE"]),
             Route(RESPONSES + "/{response_id}/cancel", self._response, methods=["POST"]),
             Route("/health", self._health),
@@ -146,12 +143,8 @@ class Router:
             Route("/server_info", json_endpoint(self._info)),
             Route("/get_server_info", json_endpoint(self._info)),
         ]
-        app: ASGIApp = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES, orders=ORDERS)
-        if self.config.cors_origins:
-            app = CORSMiddleware(
-                app, allow_origins=list(self.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
-            )
-        return app
+        gate = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES, orders=ORDERS)
+        return with_cors(gate, self._served)
 
     # -- to one worker ---------------------------------------------------------------------------------------
 
@@ -160,50 +153,39 @@ class Router:
         if len(self.pools) == 1:
             return await self._relay(request)
         raw = await read_bytes(request, self._served)
-        body = await decode(raw, self._served)
+        body, _ = await decode(raw, self._served)
         order = self._order(request, raw, read_facts(raw))
         if not isinstance(body, dict) or not splits(body):
-            return self._relay_of(order)
-        retries, tails = self.config.retries, self._tails
-        return PairRelay(order, body, self.pools, self._upstream, self.metrics, retries, tails)
-
-    async def _respond(self, request: Request) -> ASGIApp:
-        def learn(facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
-            if match := _RESPONSE_ID.search(beginning):
-                self._main.holds(match[1].decode(), worker)
-
-        return await self._relay(request, learn)
+            return Relay(order, self._fleet)
+        return PairRelay(order, body, self._fleet)
 
     async def _response(self, request: Request) -> ASGIApp:
         body = await read_bytes(request, self._served)
         facts = RequestFacts(held=request.path_params["response_id"])
-        return self._relay_of(self._order(request, body, facts))
+        return Relay(self._order(request, body, facts), self._fleet)
 
-    async def _open_session(self, request: Request) -> ASGIApp:
-        def learn(facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
-            with contextlib.suppress(msgspec.DecodeError):
-                self._main.holds(msgspec.json.decode(beginning, type=str), worker)
-
-        return await self._relay(request, learn)
-
-    async def _close_session(self, request: Request) -> ASGIApp:
-        def learn(facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
-            if facts.held is not None:
-                self._main.dropped(facts.held)
-
-        return await self._relay(request, learn)
-
-    async def _relay(self, request: Request, learn: Learn | None = None) -> ASGIApp:
+    async def _relay(self, request: Request) -> ASGIApp:
         body = await read_bytes(request, self._served)
-        return self._relay_of(self._order(request, body, read_facts(body), learn))
+        return Relay(self._order(request, body, read_facts(body)), self._fleet)
 
-    def _relay_of(self, order: Order) -> ASGIApp:
-        return Relay(order, [self._main], self._upstream, self.metrics, self.config.retries)
+    def _order(self, request: Request, body: bytes, facts: RequestFacts) -> Order:
+        method, target, on_fault = request.method, _target(request), _error_event(request)
+        learn = self._learn.get(request.url.path)
+        return Order(method, target, request.headers, body, facts, on_fault, learn)
 
-    def _order(self, request: Request, body: bytes, facts: RequestFacts, learn: Learn | None = None) -> Order:
-        return Order(
-            request.method, _target(request), request.headers, body, facts, _error_event(request), learn
-        )
+    # -- what only one worker has ----------------------------------------------------------------------------
+
+    def _response_began(self, facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
+        if match := _RESPONSE_ID.search(beginning):
+            self.pools[-1].holds(match[1].decode(), worker)
+
+    def _session_opened(self, facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
+        if isinstance(session := json_of(beginning), str):
+            self.pools[-1].holds(session, worker)
+
+    def _session_closed(self, facts: RequestFacts, worker: Worker, beginning: bytes) -> None:
+        if facts.held is not None:
+            self.pools[-1].dropped(facts.held)
 
     # -- to all ----------------------------------------------------------------------------------------------
 
@@ -211,9 +193,9 @@ class Router:
         """The first worker's answer if all succeed, else the first failure, which names its worker."""
         body = await read_bytes(request, self._served)
         answers = await self._gather(request.method, _target(request), request.headers, body)
-        good = [one for one in answers if isinstance(one, Response)]
         if not answers:
-            return error_response(NoWorker("there is no server", hint="GET /workers"))
+            return _unavailable("there is no server")
+        good = [one for one in answers if isinstance(one, Response)]
         for one in answers:
             if not isinstance(one, Response):
                 return error_response(one)
@@ -310,10 +292,7 @@ def _json(answer: Response | RuntimeFault) -> Any:
     """A worker's answer decoded, None for an error."""
     if not isinstance(answer, Response) or answer.status_code != 200:
         return None
-    try:
-        return msgspec.json.decode(answer.body)
-    except msgspec.DecodeError:
-        return None
+    return json_of(bytes(answer.body))
 
 
 def _target(request: Request) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
-
-import msgspec
 
 from runtime.config.serving.router import RouterConfig
 from runtime.protocol.errors import WorkerFailed
 from runtime.server.router.pool import Pool, Worker
-from runtime.server.router.upstream import SilentWorker, Upstream, read_some
+from runtime.server.router.upstream import SilentWorker, Upstream, field_of, json_of, read_some
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +60,8 @@ class Watch:
             if status == 200:
                 worker.is_ready()
             else:
-                worker.is_not_ready(_message(body) or f"answered {status}")
+                message = field_of(field_of(json_of(body), "error"), "message")
+                worker.is_not_ready(message if isinstance(message, str) else f"answered {status}")
         if worker.ready != before:
             if worker.ready:
                 log.info("%s is ready", worker.name)
@@ -76,9 +74,9 @@ class Watch:
         status, body = await self._ask(worker, "/server_info")
         if status != 200:
             return
-        states = _field(body, "internal_states")
-        state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
-        host, _, port = str(state.get("bootstrap") or "").rpartition(":")
+        states = field_of(json_of(body), "internal_states")
+        first = states[0] if isinstance(states, list) and states else None
+        host, _, port = str(field_of(first, "bootstrap") or "").rpartition(":")
         host = host.strip("[]")
         if host and host not in ANYWHERE:
             worker.bootstrap_host = f"[{host}]" if ":" in host else host
@@ -90,17 +88,3 @@ class Watch:
             worker, "GET", path, headers={}, patience=self._config.probe_timeout_s, counted=False
         ) as response:
             return response.status, await read_some(response, MOST_ANSWER)
-
-
-def _message(body: bytes) -> str | None:
-    error = _field(body, "error")
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else None
-
-
-def _field(body: bytes, name: str) -> Any:
-    try:
-        data = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return None
-    return data.get(name) if isinstance(data, dict) else None

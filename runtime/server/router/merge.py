@@ -12,9 +12,6 @@ from typing import Any
 
 import msgspec
 
-from runtime.protocol.errors import WorkerFailed
-from runtime.server.router.pool import Worker
-
 _DATA = b"data: "
 _LISTS = ("tokens", "token_logprobs", "top_logprobs")
 
@@ -36,14 +33,6 @@ def merge_for(path: str, body: Mapping[str, Any]) -> Callable[[Any], Merge] | No
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def decoded(worker: Worker, body: bytes) -> Any:
-    """Raises WorkerFailed."""
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        raise WorkerFailed("did not answer with JSON", where=worker.name) from None
 
 
 class Merge:

@@ -17,7 +17,7 @@ _LABELS = ("worker", "role")
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 
 
-class RouterMetrics:
+class RouterMetrics(Collector):
     """`workers`: returns all of them; their state is read at each scrape."""
 
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
@@ -38,7 +38,8 @@ class RouterMetrics:
             "router_first_byte_seconds", "From sending a request to a worker to the beginning of its answer",
             _SECONDS, *_LABELS,
         )  # fmt: skip
-        self._registry.register(_States(workers))
+        self._workers = workers
+        self._registry.register(self)
 
     def sent(self, worker: Worker, why: str, *, again: bool) -> None:
         self._sent.labels(worker.name, worker.role, why).inc()
@@ -54,12 +55,8 @@ class RouterMetrics:
     def render(self) -> tuple[bytes, str]:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-
-class _States(Collector):
-    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
-        self._workers = workers
-
     def collect(self) -> Iterator[Metric]:
+        """The state of the workers."""
         active = GaugeMetricFamily(
             f"{PREFIX}router_worker_active", "Requests in a worker's hands", labels=_LABELS
         )

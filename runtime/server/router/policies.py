@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from runtime.config.serving.router import RouterConfig
@@ -22,54 +22,44 @@ def blocks_of(prompt: bytes) -> list[bytes]:
     return [prompt[start : start + BLOCK_BYTES] for start in range(0, end, BLOCK_BYTES)]
 
 
-class _Node:
-    __slots__ = ("block", "children", "parent")
-
-    def __init__(self, parent: _Node | None, block: bytes) -> None:
-        self.parent, self.block = parent, block
-        self.children: dict[bytes, _Node] = {}
-
-
 class PrefixTree:
-    """`most`: blocks that are kept. The ends that were used longest ago go first."""
+    """The prefixes of prompts, by their hashes. `most`: blocks that are kept. The ends that were used longest
+    ago go first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._root = _Node(None, b"")
-        # Oldest first. A node is always touched after all that are below it, so the oldest is an end.
-        self._order: OrderedDict[_Node, None] = OrderedDict()
+        # Oldest first. A prefix is always used after all that continue it, so the oldest is an end.
+        self._used: OrderedDict[int, None] = OrderedDict()
 
     @property
     def size(self) -> int:
         """Blocks that are remembered."""
-        return len(self._order)
+        return len(self._used)
 
     def match(self, blocks: Sequence[bytes]) -> int:
         """How many blocks, from the first on, are remembered together. Changes nothing."""
-        node, count = self._root, 0
-        for block in blocks:
-            child = node.children.get(block)
-            if child is None:
+        count = 0
+        for prefix in _prefixes(blocks):
+            if prefix not in self._used:
                 break
-            node, count = child, count + 1
+            count += 1
         return count
 
     def insert(self, blocks: Sequence[bytes]) -> None:
         """Remember these; of more than are kept, the first ones."""
-        node = self._root
-        for block in blocks[: self._most]:
-            child = node.children.get(block)
-            if child is None:
-                child = node.children[block] = _Node(node, block)
-            node = child
-        while node.parent is not None:
-            self._order[node] = None
-            self._order.move_to_end(node)
-            node = node.parent
-        while len(self._order) > self._most:
-            oldest, _ = self._order.popitem(last=False)
-            assert oldest.parent is not None
-            del oldest.parent.children[oldest.block]
+        for prefix in reversed(list(_prefixes(blocks[: self._most]))):
+            self._used[prefix] = None
+            self._used.move_to_end(prefix)
+        while len(self._used) > self._most:
+            self._used.popitem(last=False)
+
+
+def _prefixes(blocks: Sequence[bytes]) -> Iterator[int]:
+    """A hash of each prefix, the shortest first."""
+    prefix = 0
+    for block in blocks:
+        prefix = hash((prefix, block))
+        yield prefix
 
 
 class Candidate(Protocol):
@@ -131,7 +121,7 @@ class PowerOfTwo:
 class CacheAware:
     def __init__(self, options: RouterConfig) -> None:
         self._threshold = options.cache_threshold
-        self._more, self._factor = options.balance_abs_threshold, options.balance_rel_threshold
+        self._options = options
         self._most_blocks = max(1, options.prefix_bytes // BLOCK_BYTES)
         self._trees: dict[str, PrefixTree] = {}
 
@@ -145,7 +135,7 @@ class CacheAware:
             matched = {one.name: self._tree(one.name).match(blocks) for one in candidates}
             best = max(candidates, key=lambda one: (matched[one.name], -one.active))
             if matched[best.name] and matched[best.name] >= self._threshold * len(blocks):
-                chosen = idlest if self._overloaded(best.active, idlest.active) else best
+                chosen = idlest if overloaded(self._options, best.active, idlest.active) else best
             self._tree(chosen.name).insert(blocks)
         return chosen
 
@@ -157,8 +147,10 @@ class CacheAware:
             self._trees[name] = PrefixTree(self._most_blocks)
         return self._trees[name]
 
-    def _overloaded(self, active: int, least: int) -> bool:
-        return active - least > self._more and active > self._factor * least
+
+def overloaded(options: RouterConfig, active: int, least: int) -> bool:
+    """Whether a worker has many more requests than the one that has the least."""
+    return active - least > options.balance_abs_threshold and active > options.balance_rel_threshold * least
 
 
 POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(

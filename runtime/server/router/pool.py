@@ -19,36 +19,29 @@ import msgspec
 
 from runtime.config.serving.router import RouterConfig
 from runtime.protocol.errors import BadRequest, NoWorker
-from runtime.server.router.policies import POLICIES
+from runtime.server.router.policies import POLICIES, overloaded
 
 MOST_PROMPT = 128 << 10
 """Bytes of a prompt that are compared, at most."""
-_NOTHING = msgspec.Raw(b"")
 _NAMESPACE = ("model", "lora_path", "extra_key", "cache_salt")
 _PROMPT = ("tools", "instructions", "system", "text", "input_ids", "prompt", "messages", "input")
 
 
-class _Body(msgspec.Struct):
-    """Fields of all routes. Raw: JSON of any type."""
+class _Fields(msgspec.Struct):
+    """Fields of all routes."""
 
-    model: msgspec.Raw = _NOTHING
-    lora_path: msgspec.Raw = _NOTHING
-    extra_key: msgspec.Raw = _NOTHING
-    cache_salt: msgspec.Raw = _NOTHING
-    tools: msgspec.Raw = _NOTHING
-    instructions: msgspec.Raw = _NOTHING
-    system: msgspec.Raw = _NOTHING
-    text: msgspec.Raw = _NOTHING
-    input_ids: msgspec.Raw = _NOTHING
-    prompt: msgspec.Raw = _NOTHING
-    messages: msgspec.Raw = _NOTHING
-    input: msgspec.Raw = _NOTHING
     session_id: Any = None
     session_params: Any = None
     routing_key: Any = None
     prompt_cache_key: Any = None
     previous_response_id: Any = None
     timeout_s: Any = None
+
+
+_Body = msgspec.defstruct(
+    "_Body", [(name, msgspec.Raw, msgspec.Raw()) for name in (*_NAMESPACE, *_PROMPT)], bases=(_Fields,)
+)
+"""With those that the prompt depends on, as JSON of any type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ class RequestFacts:
 
 def read_facts(body: bytes) -> RequestFacts:
     try:
-        fields = msgspec.json.decode(body, type=_Body)
+        fields: Any = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, RecursionError):
         return RequestFacts()
     parts = [bytes(getattr(fields, name)) for name in (*_NAMESPACE, *_PROMPT)]
@@ -78,7 +71,7 @@ def read_facts(body: bytes) -> RequestFacts:
     return RequestFacts(prompt, _held(fields), program, float(limit) if timed else None)
 
 
-def _held(body: _Body) -> str | None:
+def _held(body: _Fields) -> str | None:
     listed = body.session_id if isinstance(body.session_id, list) else [body.session_id]
     params = body.session_params if isinstance(body.session_params, list) else [body.session_params]
     named = [*listed, *(one.get("id") for one in params if isinstance(one, Mapping))]
@@ -211,7 +204,7 @@ class Pool:
         self.role = workers[0].role
         self.changed = asyncio.Event()
         self._policy = POLICIES.load(policy)(config)
-        self._more, self._factor = config.balance_abs_threshold, config.balance_rel_threshold
+        self._config = config
         self._holders: OrderedDict[str, Worker] = OrderedDict()
 
     @property
@@ -235,7 +228,7 @@ class Pool:
             return Choice(self._policy.choose(facts.prompt, able), "policy")
         key = f"program {facts.program}"
         same = self._holders.get(key)
-        if same in able and not self._overloaded(same.active, min(one.active for one in able)):
+        if same in able and not overloaded(self._config, same.active, min(one.active for one in able)):
             choice = Choice(same, "program")
         else:
             choice = Choice(self._policy.choose(facts.prompt, able), "policy")
@@ -280,9 +273,6 @@ class Pool:
         self._holders.move_to_end(key)
         while len(self._holders) > MOST_REMEMBERED:
             self._holders.popitem(last=False)
-
-    def _overloaded(self, active: int, least: int) -> bool:
-        return active - least > self._more and active > self._factor * least
 
 
 def checked_url(url: str, role: str) -> str:

@@ -10,9 +10,10 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import aiohttp
 import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -20,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 from runtime.protocol.errors import Aborted, NoWorker, Overloaded, QueueFull, TransferLate, WorkerFailed
 from runtime.server.http.sse import while_connected
 from runtime.server.router.answer import MOST_MERGED, Answer, Order, Refusal, refusal_of
-from runtime.server.router.merge import Merge, decoded, merge_for
+from runtime.server.router.merge import Merge, merge_for
 from runtime.server.router.metrics import RouterMetrics
 from runtime.server.router.pool import Choice, Pool, Worker
-from runtime.server.router.upstream import Response, Upstream, read_some
+from runtime.server.router.upstream import Upstream, json_of, read_some
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +39,27 @@ GRACE_S = 10.0
 """How long a prefill server may take to end its answer after the decode server's."""
 
 
+class Fleet(NamedTuple):
+    """The workers, and the way to them. pools: of all workers, or of prefill and of decode servers; a worker
+    of the last one can answer any request alone."""
+
+    pools: Sequence[Pool]
+    upstream: Upstream
+    metrics: RouterMetrics
+    retries: int
+    tails: Tails
+
+
 class Relay:
     """An ASGI application for one request, whose body has been read: one worker answers it."""
 
-    def __init__(
-        self, order: Order, pools: Sequence[Pool], upstream: Upstream, metrics: RouterMetrics, retries: int
-    ) -> None:
-        self._order, self._pools, self._upstream = order, pools, upstream
-        self._metrics, self._retries = metrics, retries
+    def __init__(self, order: Order, fleet: Fleet) -> None:
+        self._order, self._fleet = order, fleet
         self._failed: set[Worker] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what can no longer be put into the answer."""
-        answer = Answer(self._order, self._metrics, send)
+        answer = Answer(self._order, self._fleet.metrics, send)
         try:
             await while_connected(Request(scope, receive), self._answered(answer))
         except Aborted:
@@ -60,14 +69,12 @@ class Relay:
     async def _answered(self, answer: Answer) -> None:
         try:
             await self._try_all(answer)
-        except Refusal as refusal:
-            await answer.refuse(refusal)
         except (WorkerFailed, NoWorker) as fault:
             await answer.fail(fault)
 
     async def _try_all(self, answer: Answer) -> None:
-        last: WorkerFailed | Refusal | None = None
-        for _ in range(self._retries + 1):
+        last: WorkerFailed | None = None
+        for _ in range(self._fleet.retries + 1):
             left = self._order.left_s
             if last is not None and left is not None and left <= 0:
                 raise last
@@ -78,12 +85,12 @@ class Relay:
                     raise last from None
                 raise
             for choice in choices:
-                self._metrics.sent(choice.worker, choice.why, again=last is not None)
+                self._fleet.metrics.sent(choice.worker, choice.why, again=last is not None)
             workers = [choice.worker for choice in choices]
             try:
                 await self._attempt(answer, workers, again=last is not None)
                 return
-            except (WorkerFailed, Refusal) as error:
+            except WorkerFailed as error:
                 if answer.begun or (isinstance(error, Refusal) and error.final):
                     raise
                 self._exclude(workers, error)
@@ -93,34 +100,34 @@ class Relay:
 
     def _choose(self) -> Sequence[Choice]:
         """The workers of the next attempt. Raises NoWorker."""
-        return [self._pools[-1].choose(self._order.facts, self._failed)]
+        return [self._fleet.pools[-1].choose(self._order.facts, self._failed)]
 
-    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
+    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed) -> None:
         """After `error` of these workers: choose others from now on."""
         self._failed.update(workers)
 
     async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
-        """Raises WorkerFailed, Refusal."""
+        """Raises WorkerFailed."""
         [worker], body, left = workers, self._order.body, self._order.left_s
         if again and left is not None:
             body = msgspec.json.encode({**msgspec.json.decode(body), "timeout_s": left})
         began = time.monotonic()
-        async with self._asking(worker, self._pools[-1], body) as response:
+        async with self._asking(worker, self._fleet.pools[-1], body) as response:
             await answer.pass_on(worker, response, began)
 
     @contextlib.asynccontextmanager
-    async def _asking(self, worker: Worker, pool: Pool, body: bytes) -> AsyncIterator[Response]:
+    async def _asking(self, worker: Worker, pool: Pool, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """The worker's answer. What becomes of it counts for the worker's circuit breaker."""
-        order = self._order
-        with judged(worker, pool, self._metrics):
-            async with self._upstream.asking(
+        order, upstream = self._order, self._fleet.upstream
+        with judged(worker, pool, self._fleet.metrics):
+            async with upstream.asking(
                 worker, order.method, order.target, headers=order.headers, body=body
             ) as response:
-                await check(worker, response, keyed=self._upstream.keyed)
+                await check(worker, response, keyed=upstream.keyed)
                 yield response
 
 
-async def check(worker: Worker, response: Response, *, keyed: bool) -> None:
+async def check(worker: Worker, response: aiohttp.ClientResponse, *, keyed: bool) -> None:
     """Raise Refusal for an answer that another worker may improve on; WorkerFailed when the worker rejects
     the router's own key, which is not the client's business."""
     if keyed and response.status in (401, 403):
@@ -129,7 +136,7 @@ async def check(worker: Worker, response: Response, *, keyed: bool) -> None:
         raise await refusal_of(worker, response)
     if response.status == 504:
         refusal = await refusal_of(worker, response)
-        refusal.final = refusal.code != TransferLate.code
+        refusal.final = refusal.answer_code != TransferLate.code
         raise refusal
 
 
@@ -138,29 +145,28 @@ def judged(worker: Worker, pool: Pool, metrics: RouterMetrics) -> Iterator[None]
     """Report to the worker's circuit breaker whether the block failed."""
     try:
         yield
-    except (WorkerFailed, Refusal) as error:
+    except WorkerFailed as error:
         kind = _kind(error)
         if kind == "final":
             worker.answered()
             raise
         metrics.failed(worker, kind)
-        fault = error.fault if isinstance(error, Refusal) else error
-        if kind == "failed" and worker.failed(fault.message):
-            log.warning("%s gets no requests for a while: %s", worker.name, fault.message)
+        if kind == "failed" and worker.failed(error.message):
+            log.warning("%s gets no requests for a while: %s", worker.name, error.message)
             pool.forget(worker)
         raise
     else:
         worker.answered()
 
 
-def _kind(error: WorkerFailed | Refusal) -> str:
+def _kind(error: WorkerFailed) -> str:
     """failed; busy: may do the next one; transfer: which of the two is to blame is not known; final: it
     answered, and that is all."""
-    if isinstance(error, WorkerFailed):
+    if not isinstance(error, Refusal):
         return "failed"
-    if error.code in _BUSY:
+    if error.answer_code in _BUSY:
         return "busy"
-    if error.code.startswith(TRANSFER):
+    if error.answer_code.startswith(TRANSFER):
         return "transfer"
     return "final" if error.final else "failed"
 
@@ -198,28 +204,18 @@ class Tails:
 
 class PairRelay(Relay):
     """A prefill and a decode server answer the request together. Both get the same body with the same
-    bootstrap fields, by which they find each other; the decode server's answer is the client's.
+    bootstrap fields, by which they find each other; the decode server's answer is the client's. body:
+    decoded."""
 
-    body: decoded; pools: of prefill and of decode servers."""
-
-    def __init__(
-        self,
-        order: Order,
-        body: Mapping[str, Any],
-        pools: Sequence[Pool],
-        upstream: Upstream,
-        metrics: RouterMetrics,
-        retries: int,
-        tails: Tails,
-    ) -> None:
-        super().__init__(order, pools, upstream, metrics, retries)
-        self._body, self._tails = body, tails
+    def __init__(self, order: Order, body: Mapping[str, Any], fleet: Fleet) -> None:
+        super().__init__(order, fleet)
+        self._body = body
         self._tried: list[tuple[Worker, Worker]] = []
         self._merging = merge_for(order.target.partition("?")[0], body)
 
     def _choose(self) -> Sequence[Choice]:
         """A pair that was not tried, of workers that have not failed."""
-        prefills, decodes = self._pools
+        prefills, decodes = self._fleet.pools
         tried, failed, facts = self._tried, self._failed, self._order.facts
         able = [one for one in decodes.workers if one.available and one not in failed]
         exhausted = {one for one in prefills.workers if able and all((one, other) in tried for other in able)}
@@ -229,45 +225,53 @@ class PairRelay(Relay):
         tried.append((prefill.worker, decode.worker))
         return prefill, decode
 
-    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed | Refusal) -> None:
-        if isinstance(error, Refusal) and error.code.startswith(TRANSFER):
-            return
-        blamed = error.worker.name if isinstance(error, Refusal) else error.where
-        self._failed.update(one for one in workers if one.name == blamed)
+    def _exclude(self, workers: Sequence[Worker], error: WorkerFailed) -> None:
+        if not (isinstance(error, Refusal) and error.answer_code.startswith(TRANSFER)):
+            self._failed.update(one for one in workers if one.name == error.where)
 
     async def _attempt(self, answer: Answer, workers: Sequence[Worker], *, again: bool) -> None:
-        """Raises WorkerFailed, Refusal: that of the two which came first."""
+        """Raises WorkerFailed: that of the two which came first. Once the answer has begun, a
+        failure of the prefill server no longer ends it."""
         prefill, decode = workers
         whole, streamed = self._bodies(prefill)
-        task = asyncio.create_task(self._prefill(prefill, whole), name="sglang-dsl-prefill")
+        first = asyncio.create_task(self._prefill(prefill, whole), name="sglang-dsl-prefill")
+        second = asyncio.create_task(
+            self._decode(decode, streamed, answer, prefill, first), name="sglang-dsl-decode"
+        )
         try:
-            async with failing_with(task, lambda: answer.begun):
-                await self._decode(decode, streamed, answer, prefill, task)
+            await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+            if first.done() and not answer.begun:
+                first.result()
+            await second
         except BaseException:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            first.cancel()
+            second.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
             raise
-        self._tails.add(task)
+        self._fleet.tails.add(first)
 
     async def _decode(
         self, worker: Worker, body: bytes, answer: Answer, prefill: Worker, task: asyncio.Task[bytes]
     ) -> None:
         async def merge() -> Merge:
             assert self._merging is not None
-            return self._merging(decoded(prefill, await asyncio.shield(task)))
+            whole = json_of(await asyncio.shield(task))
+            if whole is None:
+                raise WorkerFailed("did not answer with JSON", where=prefill.name)
+            return self._merging(whole)
 
         began = time.monotonic()
-        async with self._asking(worker, self._pools[1], body) as response:
+        async with self._asking(worker, self._fleet.pools[1], body) as response:
             await answer.pass_on(worker, response, began, None if self._merging is None else merge)
 
     async def _prefill(self, worker: Worker, body: bytes) -> bytes:
         """Its whole answer, if that is merged into the other one."""
-        async with self._asking(worker, self._pools[0], body) as response:
+        async with self._asking(worker, self._fleet.pools[0], body) as response:
             if response.status >= 400:
                 raise await refusal_of(worker, response, final=True)
             if self._merging is not None:
                 return await read_some(response, MOST_MERGED)
-            async for _ in response.pieces():
+            async for _ in response.content.iter_any():
                 pass
             return b""
 
@@ -284,29 +288,3 @@ class PairRelay(Relay):
             body["timeout_s"] = max(left, 0.001)
         whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
         return msgspec.json.encode(whole), msgspec.json.encode(body)
-
-
-@contextlib.asynccontextmanager
-async def failing_with(task: asyncio.Task[bytes], unless: Callable[[], bool]) -> AsyncIterator[None]:
-    """End the block with what `task` raises, when that comes first; no longer once `unless` is true."""
-    raised: list[BaseException] = []
-    inside = True
-
-    def ended(done: asyncio.Task[bytes]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if error is not None and inside and not unless() and not limit.expired():
-            raised.append(error)
-            limit.reschedule(asyncio.get_running_loop().time())
-
-    try:
-        async with asyncio.timeout(None) as limit:
-            task.add_done_callback(ended)
-            try:
-                yield
-            finally:
-                inside = False  # if the task has just ended, the callback comes all the same
-                task.remove_done_callback(ended)
-    except TimeoutError:
-        if not raised:
-            raise
-        raise raised[0] from None

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from runtime.server.router.merge import CompletionMerge, NativeMerge
-from runtime.server.router.relay import failing_with
 from tests.process.runtime.server.router.playing import Behaviour, Call, Cut, Played, play, scene, until
 
 SCORED = {"return_logprob": True, "logprob_start_len": 0}
@@ -333,26 +332,3 @@ def test_completions_with_echo() -> None:
         tokens += choice["logprobs"]["tokens"]
         offsets += choice["logprobs"]["text_offset"]
     assert (tokens, offsets) == (list("proxyz"), [0, 1, 2, 3, 4, 5])
-
-
-def test_a_side_that_fails_as_the_other_ends_does_no_harm() -> None:
-    """Its end is told to the loop before the block is left, and comes after it."""
-
-    async def run() -> list[Any]:
-        loop, told = asyncio.get_running_loop(), []
-        loop.set_exception_handler(lambda loop, context: told.append(context))
-
-        async def failing() -> bytes:
-            await asyncio.sleep(0)
-            raise ConnectionError("gone")
-
-        task = loop.create_task(failing())
-        async with failing_with(task, lambda: False):
-            while not task.done():
-                await asyncio.sleep(0)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert isinstance(task.exception(), ConnectionError)
-        return told
-
-    assert asyncio.run(run()) == []

@@ -56,12 +56,12 @@ def test_bytes_and_paths_are_passed_on_as_they_are() -> None:
     async def work() -> None:
         async with scene(Played("a")) as here:
             body = b'{"text":  "\\u00e9 one", "x": 1e3}'
-            headers = {"content-type": "application/json", "x-mine": "7", "cookie": "c=1"}
+            headers = {"content-type": "application/json", "x-mine": "7 \xe9".encode(), "cookie": "c=1"}
             answer = await here.client.post("/v1/chat/completions?a=b%20c", content=body, headers=headers)
             assert answer.json() == {"worker": "a", "path": "/v1/chat/completions"}
             [call] = here.workers[0].got
             assert call.body == body
-            assert call.headers["x-mine"] == "7"
+            assert call.headers["x-mine"] == "7 \xe9"
             assert call.headers["x-request-id"] == answer.headers["x-request-id"]
             assert "cookie" not in call.headers
             for path in ("/v1/models", "/v1/models/a/b", "/openapi.json"):
