@@ -32,8 +32,9 @@ ONE = (
 )  # fmt: skip
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 SAME_VALUE = (
-    "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    *REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
     "dependentSchemas",
 )  # fmt: skip
 """Keywords whose schemas apply to the same value as the schema they are in."""
@@ -110,7 +111,7 @@ class SchemaDocument:
             self._leave_draft(path, node)
             if not formats and isinstance(node.get("format"), str):
                 self.ignored.append(f"format {node.pop('format')!r} at {show(path)} (an annotation here)")
-            for word in ("$dynamicRef", "$recursiveRef"):
+            for word in REFERENCES[1:]:
                 anchor = str(node.get(word, "")).partition("#")[2]
                 self.scoped |= word in node and self.dynamic_anchors.get(anchor, 0) > 1
 
@@ -162,8 +163,9 @@ class SchemaDocument:
         for steps, inner in self.subschemas(node):
             self._index(path + steps, inner, base)
 
-    def objects(self) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
-        """Every schema object that a reference or a keyword leads to, with its path."""
+    def objects(self, *, definitions: bool = True) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
+        """Every schema object that a reference or a keyword leads to, with its path. `definitions`: also
+        those under `$defs` that no reference names."""
         waiting: list[tuple[SchemaPath, Any]] = [((), self.root)]
         met: set[SchemaPath] = {()}
         while waiting:
@@ -171,17 +173,22 @@ class SchemaDocument:
             if not isinstance(node, dict):
                 continue
             yield path, node
-            after = (
-                [] if self.alone(node) else [(path + steps, inner) for steps, inner in self.subschemas(node)]
-            )
-            for word in ("$ref", "$dynamicRef", "$recursiveRef"):
-                reference = node.get(word)
-                if isinstance(reference, str) and (target := self.resolve(reference, self.base_at(path))):
-                    after.append((target.path, target.node))
+            after = [(target.path, target.node) for target in self.targets(path, node)]
+            for steps, inner in () if self.alone(node) else self.subschemas(node):
+                if definitions or steps[0] not in ("$defs", "definitions"):
+                    after.append((path + steps, inner))
             for step in after:
                 if step[0] not in met:
                     met.add(step[0])
                     waiting.append(step)
+
+    def targets(self, path: SchemaPath, node: Mapping[str, Any]) -> Iterator[Target]:
+        """The targets of the references of one schema that are in this document."""
+        for word in REFERENCES:
+            if isinstance(node.get(word), str):
+                target = self.resolve(node[word], self.base_at(path))
+                if target is not None:
+                    yield target
 
     def alone(self, node: Mapping[str, Any]) -> bool:
         """Whether a $ref hides its siblings here, as it did before 2019-09."""

@@ -4,11 +4,19 @@ engine keeps that exactly, or else left to the validator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from runtime.grammar.automata.regex_syntax import rust_literal
-from runtime.grammar.json_schema.document import KIND, SAME_VALUE, SchemaDocument, SchemaPath, mistake, show
+from runtime.grammar.json_schema.document import (
+    KIND,
+    REFERENCES,
+    SAME_VALUE,
+    SchemaDocument,
+    SchemaPath,
+    mistake,
+    show,
+)
 from runtime.grammar.json_schema.lowering import Lowered, Lowering, Plan, Relaxation, Unspelled
 from runtime.grammar.json_schema.shapes import (
     between_multiples,
@@ -24,10 +32,13 @@ MAX_PATTERNS = 64
 _EXACT = 2**53
 
 
-def lower(document: SchemaDocument, relaxation: Relaxation, start: SchemaPath = ()) -> Plan:
-    """The plan for a whole document, or for the schema at `start` in it. Raises BadConstraint or
-    UnsupportedConstraint with keyword and path."""
-    return Lowering(document, relaxation, lambda *node: KeywordRules(*node).lower()).run(start)
+def lower(
+    document: SchemaDocument, relaxation: Relaxation, start: SchemaPath = (),
+    dead: Container[SchemaPath] = (),
+) -> Plan:  # fmt: skip
+    """The plan for a whole document, or for the schema at `start` in it; nothing matches the schemas `dead`.
+    Raises BadConstraint or UnsupportedConstraint with keyword and path."""
+    return Lowering(document, relaxation, lambda *node: KeywordRules(*node).lower(), dead).run(start)
 
 
 class KeywordRules:
@@ -177,12 +188,14 @@ class KeywordRules:
             self._all.append({"anyOf": [{"allOf": yes}, self.child("else")]})
 
     def reference(self) -> None:
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for word in REFERENCES:
             if not self.has(word):
                 continue
             target = self._lowering.reference(self._path, word, self._node[word], self._base)
             if isinstance(target, dict):
                 self.also("$ref", target["$ref"])
+            elif target is False:
+                self._all.append(False)
 
     # -- strings
 
@@ -441,7 +454,7 @@ _RULES = _table(
     (KeywordRules.one_of, ("oneOf",)),
     (KeywordRules.negations, ("not",)),
     (KeywordRules.conditions, ("if", "then", "else")),
-    (KeywordRules.reference, ("$ref", "$dynamicRef", "$recursiveRef")),
+    (KeywordRules.reference, REFERENCES),
     (KeywordRules.lengths, ("minLength", "maxLength")),
     (KeywordRules.texts, ("pattern", "format")),
     (KeywordRules.numbers, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),

@@ -7,13 +7,14 @@ its standard; or the schema is refused with keyword and path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from runtime.grammar.json_schema.document import (
     KIND,
+    REFERENCES,
     SchemaDocument,
     SchemaPath,
     Target,
@@ -86,10 +87,13 @@ class Plan:
 
 
 class Lowering:
-    """`rules`: lowers one schema object (lowering, path, object, base URI)."""
+    """`rules`: lowers one schema object (lowering, path, object, base URI). References to `dead` schemas
+    become `false`."""
 
-    def __init__(self, document: SchemaDocument, relaxation: Relaxation, rules: Rules) -> None:
-        self.document, self.relaxation, self._rules = document, relaxation, rules
+    def __init__(
+        self, document: SchemaDocument, relaxation: Relaxation, rules: Rules, dead: Container[SchemaPath]
+    ) -> None:
+        self.document, self.relaxation, self._rules, self._dead = document, relaxation, rules, dead
         self._plan = Plan(document, ignored=document.ignored[:MAX_IGNORED])
         self._names: dict[SchemaPath, str] = {}
         self._definitions: dict[str, Lowered] = {}
@@ -154,6 +158,8 @@ class Lowering:
         if target is None:
             self.check(path, f"{word} to {reference}")
             return True
+        if target.path in self._dead:
+            return False
         if target.path not in self._names:
             name = f"d{len(self._names)}"
             self._names[target.path] = name
@@ -183,7 +189,7 @@ class Lowering:
                 self._visit_one(path, node, self.document.base_at(path) or base)
 
     def _visit_one(self, path: SchemaPath, node: Mapping[str, Any], base: str) -> None:
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for word in REFERENCES:
             if isinstance(node.get(word), str):
                 target = self._target(path, word, node[word], base)
                 if target is not None:

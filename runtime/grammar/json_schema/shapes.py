@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -214,6 +214,43 @@ def _rest(document: SchemaDocument, node: Mapping[str, Any], word: str, unevalua
     if unevaluated not in node or not known(unevaluated, document.draft):
         return ""
     return "" if any(other in node for other in SAME_VALUE) else unevaluated
+
+
+# -- schemas without finite values
+
+
+def endless(document: SchemaDocument) -> set[SchemaPath]:
+    """The schemas that only infinite values match, since they need themselves."""
+    if document.scoped:
+        return set()
+    open_ = dict(document.objects())
+    while ended := [path for path, node in open_.items() if _ends(document, path, node, open_)]:
+        for path in ended:
+            del open_[path]
+    return set(open_)
+
+
+def _ends(
+    document: SchemaDocument, path: SchemaPath, node: Mapping[str, Any], open_: Container[SchemaPath]
+) -> bool:
+    """Whether some value of a schema needs none of the schemas `open_`; True if that is hard to tell."""
+    if any(target.path in open_ for target in document.targets(path, node)):
+        return False
+    if document.alone(node):
+        return True
+    parts: dict[str | int, list[bool]] = {}
+    for steps, _ in document.subschemas(node):
+        parts.setdefault(steps[0], []).append(path + steps not in open_)
+    choices = [parts[word] for word in ("anyOf", "oneOf") if word in parts]
+    if not all(parts.get("allOf", ())) or not all(map(any, choices)):
+        return False
+    if node.get("type") == "object" and _strings(node.get("required")):
+        return not any((*path, "properties", name) in open_ for name in node["required"])
+    if node.get("type") == "array" and _number(node.get("minItems")) and "prefixItems" not in node:
+        if node["minItems"] <= 0:
+            return True
+        return not any((*path, word) in open_ for word in ("items", "unevaluatedItems"))
+    return True
 
 
 # -- keywords without effect

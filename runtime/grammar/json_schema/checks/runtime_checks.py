@@ -26,7 +26,7 @@ from runtime.grammar.json_schema.checks.validators import (
     ValidationError,
     jsonschema,
 )
-from runtime.grammar.json_schema.document import Paths, SchemaPath, show
+from runtime.grammar.json_schema.document import REFERENCES, Paths, SchemaPath, show
 from runtime.grammar.json_schema.lowering import Plan
 from runtime.grammar.json_schema.shapes import item_paths, member_paths
 from runtime.protocol.errors import BadConstraint
@@ -38,7 +38,6 @@ _DROPPED = (
     "properties", "patternProperties", "additionalProperties", "allOf", "items", "prefixItems",
     "additionalItems",
 )  # fmt: skip
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAX_REFERENCES = 48
 """Nested references that one validation follows: the library recurses, and Python's own limit could be met in
 code that does not expect it."""
@@ -50,7 +49,7 @@ class RuntimeChecks:
     def __init__(self, plan: Plan) -> None:
         self.document, self._checks = plan.document, plan.checks
         kind, specification = DRAFTS[self.document.draft]
-        keywords = () if self.document.scoped else _REFERENCES
+        keywords = () if self.document.scoped else REFERENCES
         follow = {word: partial(self._follow, word) for word in keywords}
         rest = Unevaluated(self.document.draft, self._target)
         unevaluated = {"unevaluatedProperties": rest.properties, "unevaluatedItems": rest.items}
@@ -176,7 +175,7 @@ class RuntimeChecks:
 
     def _referred(self, path: SchemaPath, node: Mapping[str, Any]) -> list[SchemaPath]:
         paths = []
-        for word in _REFERENCES:
+        for word in REFERENCES:
             reference = node.get(word)
             if isinstance(reference, str) and word not in self._checks.get(path, ()):
                 target = self.document.resolve(reference, self.document.base_at(path))
@@ -282,7 +281,7 @@ class RuntimeChecks:
                 continue
             yield node
             referred = self._referred(here, node)
-            if len(referred) < sum(isinstance(node.get(word), str) for word in _REFERENCES):
+            if len(referred) < sum(isinstance(node.get(word), str) for word in REFERENCES):
                 yield None
             inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_STRING]
             for after in (*referred, *inner):

@@ -15,6 +15,7 @@ from typing import Any
 
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
+from runtime.grammar.json_schema.document import REFERENCES
 from runtime.grammar.json_schema.texts.ecma import matches_pattern
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, matches
 
@@ -166,7 +167,7 @@ class Unevaluated:
         if not isinstance(schema, Mapping):
             return set()
         members: set[str | int] = set()
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for word in REFERENCES:
             if isinstance(schema.get(word), str):
                 there, target = self._refer(validator, word, schema)
                 members |= self._members(there, value, target)
