@@ -141,7 +141,7 @@ def _needed(document: SchemaDocument, path: SchemaPath) -> Iterator[SchemaPath]:
     node = document.node(path)
     if not isinstance(node, Mapping):
         return
-    yield from (target.path for target in document.targets(path, node))
+    yield from (target.path for target in document.targets[path].values())
     if document.alone(node):
         return
     for index, _ in enumerate(node.get("allOf", ())):

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from runtime.grammar.automata.charset import SURROGATES, Ranges, difference
 from runtime.grammar.automata.regex_syntax import Chars, nodes_of, parse, without_conditions
 from runtime.grammar.ebnf import tree
-from runtime.grammar.json_schema.document import KIND, SchemaDocument, SchemaPath, mistake, show, unsupported
+from runtime.grammar.json_schema.document import (
+    KIND,
+    SchemaDocument,
+    SchemaPath,
+    known,
+    mistake,
+    show,
+    unsupported,
+)
 from runtime.grammar.json_schema.schema_regex import ORDER
 from runtime.grammar.json_schema.shapes import (
     KEYWORDS,
@@ -22,7 +30,7 @@ from runtime.grammar.json_schema.shapes import (
     check_shapes,
     endless,
     is_of,
-    known,
+    leaves,
     shown,
     unknown_keywords,
 )
@@ -75,7 +83,7 @@ def check(document: SchemaDocument) -> Kept:
     narrowed: dict[str, None] = {}
     ignored = dict.fromkeys(document.ignored)
     paths: list[SchemaPath] = []
-    for path, node in document.objects(definitions=False):
+    for path, node in document.reachable():
         paths.append(path)
         if len(paths) > _MAX_NODES:
             # Long chains of choices take the library a time that grows with a power of their length.
@@ -86,9 +94,9 @@ def check(document: SchemaDocument) -> Kept:
         for reason in _unkept(document, path, node):
             raise _refused(reason, path)
         work += _work(path, node)
-        narrowed |= dict.fromkeys(f"{what} at {show(path)}" for what in _left_out(node))
         if len(node.get("properties", ())) > 1:
             narrowed[ORDER] = None
+        narrowed |= dict.fromkeys(f"{what} at {show(path)}" for what in _left_out(node))
         ignored |= dict.fromkeys(unknown_keywords(path, node, document.draft))
         if not _is_known_format(node):
             ignored[f"format {node['format']!r} at {show(path)}"] = None
@@ -119,7 +127,7 @@ def _is_known_format(node: Mapping[str, Any]) -> bool:
 
 def _unkept(document: SchemaDocument, path: SchemaPath, node: Mapping[str, Any]) -> Iterator[str]:
     """The keywords of one schema object that the library does not keep."""
-    if "$ref" in node and not (_POINTER.fullmatch(node["$ref"]) and any(document.targets(path, node))):
+    if "$ref" in node and not (_POINTER.fullmatch(node["$ref"]) and document.targets[path]):
         yield f"$ref {node['$ref']!r}"
     keywords = [word for word in node if word in KEYWORDS or word in UNKEPT or word in _ALONE]
     for word in keywords:
@@ -156,12 +164,9 @@ def _unkept_values(node: Mapping[str, Any]) -> Iterator[str]:
     for value in listed:
         if not is_of(value, node.get("type")):
             yield f"the value {shown(value)}, which is not of its type,"
-    while listed:
-        value = listed.pop()
+    for value in leaves(listed):
         if type(value) is int and abs(value) >= _LARGEST:
             yield f"the value {shown(value)}, of more than 15 digits,"
-        inner = value.values() if isinstance(value, Mapping) else value
-        listed.extend(inner if isinstance(value, Mapping | list) else ())
 
 
 def _work(path: SchemaPath, node: Mapping[str, Any]) -> int:

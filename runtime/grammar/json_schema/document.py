@@ -38,15 +38,20 @@ SAME_VALUE = (
     "dependentSchemas",
 )  # fmt: skip
 """Keywords whose schemas apply to the same value as the schema they are in."""
+_SINCE = {
+    "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "then": 7, "else": 7, "dependentRequired": 2019,
+    "dependentSchemas": 2019, "minContains": 2019, "maxContains": 2019, "unevaluatedItems": 2019,
+    "unevaluatedProperties": 2019, "prefixItems": 2020, "$dynamicRef": 2020, "$recursiveRef": 2019,
+}  # fmt: skip
+_UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 _BASE = "http://root.invalid/"
 
 
 class Target(NamedTuple):
-    """The target of a reference. `node` is the schema there, `base` the URI its own references start from."""
+    """The target of a reference, and the schema there."""
 
     path: SchemaPath
     node: Any
-    base: str
 
 
 def show(path: SchemaPath) -> str:
@@ -90,6 +95,11 @@ def is_metaschema(uri: str) -> bool:
     return urldefrag(uri)[0].removesuffix("#") in _DRAFTS
 
 
+def known(word: str, draft: int) -> bool:
+    """Whether `word` has an effect in that draft."""
+    return _SINCE.get(word, 0) <= draft <= _UNTIL.get(word, 9999)
+
+
 class SchemaDocument:
     """`root` as parsed JSON, taken over; `$schema` is removed, and `format` unless it asserts (`formats`).
     `ignored`: what has no effect. Raises UnsupportedConstraint if a part is of another draft."""
@@ -104,10 +114,15 @@ class SchemaDocument:
         self.dynamic_anchors: dict[str, int] = {}
         self._resources[_BASE] = ()
         self._index((), root, _BASE)
+        self.objects: dict[SchemaPath, dict[str, Any]] = {}
+        """Every schema object that a reference or a keyword leads to."""
+        self.targets: dict[SchemaPath, dict[str, Target]] = {}
+        """The targets of the references of each of them, by keyword, those that are in this document."""
+        self._enter_objects()
         self.scoped = False
         """Whether some reference leads to one of several schemas, depending on the way to it."""
         self.ignored: list[str] = []
-        for path, node in self.objects():
+        for path, node in self.objects.items():
             self._leave_draft(path, node)
             if not formats and isinstance(node.get("format"), str):
                 self.ignored.append(f"format {node.pop('format')!r} at {show(path)} (an annotation here)")
@@ -134,8 +149,9 @@ class SchemaDocument:
 
     def subschemas(self, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, Any]]:
         """The direct subschemas of a schema, with the steps that lead to them."""
-        for name in node:
-            value = node[name]
+        for name, value in node.items():
+            if not known(name, self.draft):
+                continue
             if name in ONE or (name == "items" and not isinstance(value, list)):
                 yield (name,), value
             elif (name in LISTS or name == "items") and isinstance(value, list):
@@ -163,32 +179,36 @@ class SchemaDocument:
         for steps, inner in self.subschemas(node):
             self._index(path + steps, inner, base)
 
-    def objects(self, *, definitions: bool = True) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
-        """Every schema object that a reference or a keyword leads to, with its path. `definitions`: also
-        those under `$defs` that no reference names."""
-        waiting: list[tuple[SchemaPath, Any]] = [((), self.root)]
-        met: set[SchemaPath] = {()}
+    def reachable(self) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
+        """The `objects` save those under `$defs` that no reference names."""
+        waiting: list[SchemaPath] = [()]
+        met: set[SchemaPath] = set()
         while waiting:
-            path, node = waiting.pop()
-            if not isinstance(node, dict):
-                continue
-            yield path, node
-            after = [(target.path, target.node) for target in self.targets(path, node)]
-            for steps, inner in () if self.alone(node) else self.subschemas(node):
-                if definitions or steps[0] not in ("$defs", "definitions"):
-                    after.append((path + steps, inner))
-            for step in after:
-                if step[0] not in met:
-                    met.add(step[0])
-                    waiting.append(step)
+            path = waiting.pop()
+            if path in self.objects and path not in met:
+                met.add(path)
+                yield path, self.objects[path]
+                inside = ((inner, inner[len(path)]) for inner in self.parts(path))
+                waiting += [inner for inner, word in inside if word not in ("$defs", "definitions")]
+                waiting += [target.path for target in self.targets[path].values()]
 
-    def targets(self, path: SchemaPath, node: Mapping[str, Any]) -> Iterator[Target]:
-        """The targets of the references of one schema that are in this document."""
-        for word in REFERENCES:
-            if isinstance(node.get(word), str):
-                target = self.resolve(node[word], self.base_at(path))
-                if target is not None:
-                    yield target
+    def parts(self, path: SchemaPath) -> list[SchemaPath]:
+        """The direct subschemas of the schema at `path`."""
+        node = self.objects[path]
+        return [] if self.alone(node) else [path + steps for steps, _ in self.subschemas(node)]
+
+    def _enter_objects(self) -> None:
+        waiting: list[SchemaPath] = [()]
+        while waiting:
+            path = waiting.pop()
+            node = self.node(path)
+            if path not in self.objects and isinstance(node, dict):
+                self.objects[path] = node
+                references = {word: node[word] for word in REFERENCES if isinstance(node.get(word), str)}
+                ends = {word: self.resolve(reference, path) for word, reference in references.items()}
+                self.targets[path] = {word: target for word, target in ends.items() if target is not None}
+                waiting += self.parts(path)
+                waiting += [target.path for target in self.targets[path].values()]
 
     def alone(self, node: Mapping[str, Any]) -> bool:
         """Whether a $ref hides its siblings here, as it did before 2019-09."""
@@ -214,9 +234,9 @@ class SchemaDocument:
                 return self._bases[path[:end]]
         return _BASE
 
-    def resolve(self, reference: str, base: str) -> Target | None:
-        """The target of `reference`, resolved against a base URI; None if it is not in this document."""
-        uri, fragment = _join(base, reference)
+    def resolve(self, reference: str, path: SchemaPath) -> Target | None:
+        """The target of a reference in the schema at `path`; None if it is not in this document."""
+        uri, fragment = _join(self.base_at(path), reference)
         start = self._resources.get(uri)
         if start is None and uri.endswith("#"):
             start = self._resources.get(uri[:-1])
@@ -227,8 +247,8 @@ class SchemaDocument:
         if fragment.startswith("/"):
             steps = [part.replace("~1", "/").replace("~0", "~") for part in unquote(fragment)[1:].split("/")]
             return self._follow(start, steps)
-        path = self._anchors.get(f"{uri}#{unquote(fragment)}")
-        return None if path is None else self._follow((), list(path))
+        anchor = self._anchors.get(f"{uri}#{unquote(fragment)}")
+        return None if anchor is None else self._follow((), list(anchor))
 
     def node(self, path: SchemaPath) -> Any:
         """The schema at `path`, which must exist."""
@@ -246,7 +266,7 @@ class SchemaDocument:
                 path, node = (*path, int(step)), node[int(step)]
             else:
                 return None
-        return Target(path, node, self.base_at(path))
+        return Target(path, node)
 
 
 # -- reading a schema, and the layout of JSON

@@ -19,10 +19,10 @@ from runtime.grammar.automata.dfa import compile_node
 from runtime.grammar.automata.shortest_end import ShortestEnds
 from runtime.grammar.completion import PAUSE
 from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
-from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, read_document
+from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, known, read_document
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.lowering import Relaxation, Unspelled
-from runtime.grammar.json_schema.shapes import is_of, item_paths, known, member_paths
+from runtime.grammar.json_schema.shapes import is_of, item_paths, member_paths
 from runtime.grammar.json_schema.texts.common_text import LIMITS, search_language, shortest_of_all
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS

@@ -14,17 +14,12 @@ from runtime.grammar.json_schema.document import (
     SAME_VALUE,
     SchemaDocument,
     SchemaPath,
+    known,
     mistake,
     show,
 )
 from runtime.grammar.json_schema.lowering import Lowered, Lowering, Plan, Relaxation, Unspelled
-from runtime.grammar.json_schema.shapes import (
-    between_multiples,
-    canonical,
-    check_shapes,
-    known,
-    shorter_within,
-)
+from runtime.grammar.json_schema.shapes import between_multiples, canonical, leaves, shorter_within
 from runtime.grammar.json_schema.texts.ecma import matches_pattern, spell, spellable
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, MAX_LENGTH
 
@@ -44,16 +39,15 @@ def lower(
 class KeywordRules:
     """The lowering of one schema object."""
 
-    def __init__(self, lowering: Lowering, path: SchemaPath, node: Mapping[str, Any], base: str) -> None:
+    def __init__(self, lowering: Lowering, path: SchemaPath, node: Mapping[str, Any]) -> None:
         self._lowering, self._document = lowering, lowering.document
         self._relaxation = lowering.relaxation
-        self._path, self._node, self._base = path, node, base
+        self._path, self._node = path, node
         self._all: list[Lowered] = []  # further conditions, all of which apply
         self._out: dict[str, Any] = {}
         self._names_kept = False
 
     def lower(self) -> Lowered:
-        check_shapes(self._path, self._node, self._document.draft)
         done = self._skipped() if self._relaxation.siblings else set()
         for word in self._node:  # in the order written, which decides the order of properties
             rule = _RULES.get(word)
@@ -76,8 +70,6 @@ class KeywordRules:
             return set()
         left = joined if "properties" in self._node or "items" in self._node else [*joined[1:], *others]
         self.leave(*left)
-        if "$ref" in left:
-            self._lowering.reference(self._path, "$ref", self._node["$ref"], self._base)
         return {_RULES[word] for word in left}
 
     def check(self, *keywords: str) -> None:
@@ -90,15 +82,11 @@ class KeywordRules:
         inner: Any = self._node
         for step in steps:
             inner = inner[step]
-        return self._lowering.lower_node(self._path + steps, inner, self._base)
+        return self._lowering.lower_node(self._path + steps, inner)
 
     def leave(self, *keywords: str) -> None:
         """Leave keywords of this object to the validator."""
-        keywords = tuple(word for word in keywords if self.has(word))
-        self.check(*keywords)
-        for steps, inner in self._document.subschemas(self._node):
-            if steps[0] in keywords:
-                self._lowering.visit(self._path + steps, inner, self._base)
+        self.check(*(word for word in keywords if self.has(word)))
 
     # -- any instance
 
@@ -191,7 +179,7 @@ class KeywordRules:
         for word in REFERENCES:
             if not self.has(word):
                 continue
-            target = self._lowering.reference(self._path, word, self._node[word], self._base)
+            target = self._lowering.reference(self._path, word, self._node[word])
             if isinstance(target, dict):
                 self.also("$ref", target["$ref"])
             elif target is False:
@@ -308,7 +296,6 @@ class KeywordRules:
         if not self.has("propertyNames") or not isinstance(rule, dict) or any(map(self.has, SAME_VALUE)):
             return None
         keywords = {word for word in rule if word in _NAME_KEYWORDS}
-        check_shapes((*self._path, "propertyNames"), rule, self._document.draft)
         if not keywords or len(keywords) < len(rule.keys() - _SILENT):
             return None
         if keywords <= {"type", "minLength", "maxLength"} and rule.get("type", "string") == "string":
@@ -474,24 +461,8 @@ _RULES = _table(
 
 def _is_beyond(value: Any) -> bool:
     """Whether some number of the value is beyond the engine's, which are floats."""
-    match value:
-        case int():
-            return abs(value) > _EXACT
-        case list():
-            return any(map(_is_beyond, value))
-        case dict():
-            return any(map(_is_beyond, value.values()))
-        case _:
-            return False
+    return any(isinstance(one, int) and abs(one) > _EXACT for one in leaves(value))
 
 
 def _spellable(value: Any) -> bool:
-    match value:
-        case str():
-            return spellable(value)
-        case list():
-            return all(map(_spellable, value))
-        case dict():
-            return all(spellable(name) and _spellable(inner) for name, inner in value.items())
-        case _:
-            return True
+    return all(spellable(one) for one in leaves(value) if isinstance(one, str))

@@ -19,6 +19,7 @@ from runtime.grammar.json_schema.document import (
     SchemaPath,
     Target,
     is_metaschema,
+    known,
     mistake,
     show,
     unsupported,
@@ -87,7 +88,7 @@ class Plan:
 
 
 class Lowering:
-    """`rules`: lowers one schema object (lowering, path, object, base URI). References to `dead` schemas
+    """`rules`: lowers one schema object (lowering, path, object). References to `dead` schemas
     become `false`."""
 
     def __init__(
@@ -97,19 +98,16 @@ class Lowering:
         self._plan = Plan(document, ignored=document.ignored[:MAX_IGNORED])
         self._names: dict[SchemaPath, str] = {}
         self._definitions: dict[str, Lowered] = {}
-        self._seen: set[SchemaPath] = set()
         self._waiting: list[tuple[str, Target]] = []
-        self._unseen: list[Target] = []
-        self._nodes = 0
 
     def run(self, start: SchemaPath) -> Plan:
         document = self.document
-        root = self.lower_node(start, document.node(start), document.base_at(start))
+        if start == ():
+            self._check_all()
+        root = self.lower_node(start, document.node(start))
         while self._waiting:  # not by recursion: a chain of references may be long
             name, target = self._waiting.pop(0)
-            self._definitions[name] = self.lower_node(target.path, target.node, target.base)
-            self._visit_all()
-        self._visit_all()
+            self._definitions[name] = self.lower_node(target.path, target.node)
         _check_depth(root, self._definitions)
         self._plan.whole = self.relaxation.everything
         if self.relaxation.everything:
@@ -130,31 +128,41 @@ class Lowering:
             kept = self._plan.checks.setdefault(path, [])
             kept.extend(keyword for keyword in keywords if keyword not in kept)
 
-    def lower_node(self, path: SchemaPath, node: Any, base: str) -> Lowered:
+    def lower_node(self, path: SchemaPath, node: Any) -> Lowered:
         if isinstance(node, bool):
             return node
-        self._count(path, node)
-        base = self.document.base_at(path) or base
+        if not isinstance(node, Mapping):
+            raise mistake(f"a schema is an object or a boolean, not {shown(node)}", path)
         if self.document.alone(node):
-            return self.reference(path, "$ref", node["$ref"], base)
+            return self.reference(path, "$ref", node["$ref"])
         ignored = self._plan.ignored
         if (left := MAX_IGNORED - len(ignored)) > 0:
             lines = islice(unknown_keywords(path, node, self.document.draft), left)
             ignored.extend(line for line in lines if line not in ignored)
-        return self._rules(self, path, node, base)
+        return self._rules(self, path, node)
 
-    def _count(self, path: SchemaPath, node: Any) -> None:
-        if not isinstance(node, Mapping):
-            raise mistake(f"a schema is an object or a boolean, not {shown(node)}", path)
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
+    def _check_all(self) -> None:
+        """Refuse mistakes, also in schemas that are only validated."""
+        for number, (path, node) in enumerate(self.document.reachable()):
+            if number >= MAX_NODES:
+                raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
+            for word in REFERENCES:
+                if isinstance(node.get(word), str) and known(word, self.document.draft):
+                    self._target(path, word, node[word])
+            if self.document.alone(node):
+                continue
+            check_shapes(path, node, self.document.draft)
+            name = node.get("format")
+            if isinstance(name, str) and name not in FORMATS and name not in CHECKED:
+                self._plan.ignored.append(f"format {name!r} at {show(path)}")
+            if isinstance(node.get("pattern"), str):
+                self.text_rule(path, "pattern", node["pattern"])
 
-    def reference(self, path: SchemaPath, word: str, reference: Any, base: str) -> Lowered:
+    def reference(self, path: SchemaPath, word: str, reference: Any) -> Lowered:
         """A reference to a definition of the result; True if only the validator knows it."""
         if not isinstance(reference, str):
             raise mistake(f"{word} is not a string", path)
-        target = self._target(path, word, reference, base)
+        target = self._target(path, word, reference)
         if target is None:
             self.check(path, f"{word} to {reference}")
             return True
@@ -167,42 +175,14 @@ class Lowering:
             self._waiting.append((name, target))
         return {"$ref": f"#/$defs/{self._names[target.path]}"}
 
-    def _target(self, path: SchemaPath, word: str, reference: str, base: str) -> Target | None:
+    def _target(self, path: SchemaPath, word: str, reference: str) -> Target | None:
         """None for a metaschema, which the validator knows. Raises UnsupportedConstraint for what is not in
         the document."""
-        target = self.document.resolve(reference, base)
+        target = self.document.targets[path].get(word)
         if target is not None or is_metaschema(reference):
             return target
         text = f"{word} {reference!r} leads out of the schema; nothing is fetched"
         raise unsupported(text, path, "put what it refers to under $defs")
-
-    def visit(self, path: SchemaPath, node: Any, base: str) -> None:
-        """Check later that a schema which is only validated can be validated."""
-        self._unseen.append(Target(path, node, base))
-
-    def _visit_all(self) -> None:
-        while self._unseen:
-            path, node, base = self._unseen.pop()
-            if path not in self._seen and not isinstance(node, bool):
-                self._seen.add(path)
-                self._count(path, node)
-                self._visit_one(path, node, self.document.base_at(path) or base)
-
-    def _visit_one(self, path: SchemaPath, node: Mapping[str, Any], base: str) -> None:
-        for word in REFERENCES:
-            if isinstance(node.get(word), str):
-                target = self._target(path, word, node[word], base)
-                if target is not None:
-                    self._unseen.append(target)
-        if self.document.alone(node):
-            return
-        check_shapes(path, node, self.document.draft)
-        for word in ("pattern", "format"):
-            if isinstance(node.get(word), str):
-                self.text_rule(path, word, node[word])
-        for steps, inner in self.document.subschemas(node):
-            if steps[0] not in ("$defs", "definitions"):
-                self._unseen.append(Target(path + steps, inner, base))
 
     def text_rule(self, path: SchemaPath, word: str, value: str) -> str | None:
         """A `pattern` or `format` as an expression for the engine; None if it has none and is checked."""
@@ -213,12 +193,10 @@ class Lowering:
                 raise type(error)(error.message, where=f"{KIND} {show(path)}/pattern") from None
         if value in FORMATS:
             return f"^(?:{FORMATS[value]})$"
-        if value not in CHECKED:
-            self._plan.ignored.append(f"format {value!r} at {show(path)}")
         return None
 
 
-Rules = Callable[[Lowering, SchemaPath, Mapping[str, Any], str], Lowered]
+Rules = Callable[[Lowering, SchemaPath, Mapping[str, Any]], Lowered]
 
 
 def _check_depth(root: Lowered, definitions: Mapping[str, Lowered]) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.automata.dfa import shared_prefix
 from runtime.grammar.backtracking import BacktrackingMatcher
 from runtime.grammar.base import Matcher
 from runtime.grammar.json_schema.checks.tracker import (
@@ -32,7 +31,7 @@ from runtime.grammar.json_schema.checks.tracker import (
     JsonTracker,
     Position,
 )
-from runtime.grammar.masks.token_bits import Bits, TokenBits
+from runtime.grammar.masks.token_bits import Bits, TokenBits, sift_tokens
 from runtime.plan import TokenMask
 
 _TO_QUOTE = re.compile(rb'((?:[^"\\]|\\.)*+)"', re.DOTALL)
@@ -166,26 +165,16 @@ class ClosingTokens:
 
     def _followed(self, tracker: JsonTracker, candidates: Bits) -> Iterator[int]:
         """Refused tokens of any kind, each followed byte by byte; shared prefixes are followed once."""
-        ids = self.bits.ids(candidates).tolist()
+
+        def step(_: Position, data: bytes, at: int) -> tuple[int, Position | None]:
+            piece = _PIECES.match(data, at)
+            assert piece is not None, "any byte is one"
+            return piece.end(), tracker.position if tracker.feed(piece[0]) else None
+
         texts = self.bits.texts
-        start = tracker.position
-        path, before, dead = [(0, start)], b"", b""
-        for data, token in sorted((texts[token], token) for token in ids):
-            if dead and data.startswith(dead):
-                yield token
-                continue
-            shared = shared_prefix(before, data)
-            while path[-1][0] > shared:
-                path.pop()
-            tracker.restore(path[-1][1])
-            before, dead = data, b""
-            for piece in _PIECES.finditer(data, path[-1][0]):
-                if not tracker.feed(piece[0]):
-                    dead = data[: piece.end()]
-                    yield token
-                    break
-                path.append((piece.end(), tracker.position))
-        tracker.restore(start)
+        tokens = sorted((texts[token], token) for token in self.bits.ids(candidates).tolist())
+        sifted = sift_tokens(tokens, tracker.position, step, tracker.restore)
+        yield from (token for token, valid in sifted if not valid)
 
 
 class _Groups:

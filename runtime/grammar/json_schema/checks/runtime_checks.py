@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from runtime.grammar.json_schema.checks.validators import (
     ValidationError,
     jsonschema,
 )
-from runtime.grammar.json_schema.document import REFERENCES, Paths, SchemaPath, show
+from runtime.grammar.json_schema.document import REFERENCES, Paths, SchemaDocument, SchemaPath, show
 from runtime.grammar.json_schema.lowering import Plan
 from runtime.grammar.json_schema.shapes import item_paths, member_paths
 from runtime.protocol.errors import BadConstraint
@@ -47,7 +47,7 @@ class RuntimeChecks:
     """The checks of one plan, shared by all matchers of a constraint. Thread-safe."""
 
     def __init__(self, plan: Plan) -> None:
-        self.document, self._checks = plan.document, plan.checks
+        self.document, self.checks = plan.document, plan.checks
         kind, specification = DRAFTS[self.document.draft]
         keywords = () if self.document.scoped else REFERENCES
         follow = {word: partial(self._follow, word) for word in keywords}
@@ -58,15 +58,16 @@ class RuntimeChecks:
         self._registry = REGISTRY.with_resource(
             self.document.base_at(()), specification.create_resource(self.document.root)
         )
-        self._paths = {id(node): path for path, node in self.document.objects()}
+        self._paths = {id(node): path for path, node in self.document.objects.items()}
         self._validators: dict[SchemaPath, Any] = {}
         self._local = threading.local()
         self._parts: list[Mapping[str, Any]] = []
         self.whole = plan.whole
         self._obligations: dict[Paths, Obligation] = {}
         self._unkept = self._reach(self._dropped())
-        # If a reference depends on the way to it, only the whole document can be validated.
-        self._tainted = set() if self.document.scoped else self._find_tainted()
+        # Schemas from which a check can be reached. If a reference depends on the way to it, only the whole
+        # document can be validated.
+        self.tainted = set() if self.document.scoped else self._find_tainted()
         self.root = self.obligation(((),), whole=plan.whole)
 
     def _follow(
@@ -86,10 +87,8 @@ class RuntimeChecks:
     def _target(self, validator: Any, word: str, schema: Mapping[str, Any]) -> tuple[Any, Any]:
         """A validator at the schema that the reference under `word` leads to, and that schema."""
         path = None if self.document.scoped else self._paths.get(id(schema))
-        if path is not None:
-            target = self.document.resolve(schema[word], self.document.base_at(path))
-            if target is not None:
-                return validator, target.node
+        if path is not None and word in self.document.targets[path]:
+            return validator, self.document.targets[path][word].node
         resolver = validator._resolver
         there = lookup_recursive_ref(resolver) if word == "$recursiveRef" else resolver.lookup(schema[word])
         return validator.evolve(schema=there.contents, _resolver=there.resolver), there.contents
@@ -110,7 +109,7 @@ class RuntimeChecks:
         """The keywords of the schema at `path` that need to be validated there; None = all."""
         if (self.whole and path == ()) or path in self._unkept or self.document.alone(node):
             return None
-        keywords = {*self._checks.get(path, ()), *self._choices(path, node)}
+        keywords = {*self.checks.get(path, ()), *self._choices(path, node)}
         if not keywords or not keywords <= ALONE.keys():
             return None
         return keywords.union(*(ALONE[word] for word in keywords))
@@ -161,36 +160,22 @@ class RuntimeChecks:
             path = waiting.pop()
             if path not in closed:
                 closed[path] = None
-                waiting.extend(reversed(self._same(path)))
+                waiting.extend(reversed(self._after(path, ("allOf",))))
         return tuple(closed)
 
-    def _same(self, path: SchemaPath) -> list[SchemaPath]:
-        node = self.document.node(path)
-        if not isinstance(node, Mapping):
-            return []
-        paths = self._referred(path, node)
-        if not self.document.alone(node) and isinstance(node.get("allOf"), list):
-            paths.extend((*path, "allOf", index) for index in range(len(node["allOf"])))
-        return paths
-
     def _referred(self, path: SchemaPath, node: Mapping[str, Any]) -> list[SchemaPath]:
-        paths = []
-        for word in REFERENCES:
-            reference = node.get(word)
-            if isinstance(reference, str) and word not in self._checks.get(path, ()):
-                target = self.document.resolve(reference, self.document.base_at(path))
-                if target is not None:
-                    paths.append(target.path)
-        return paths
+        targets = self.document.targets.get(path, {})
+        return [target.path for word, target in targets.items() if word not in self.checks.get(path, ())]
 
-    def _after(self, path: SchemaPath) -> list[SchemaPath]:
-        """The schemas that one leads to, by reference or as a part."""
+    def _after(self, path: SchemaPath, words: Container[str | int] | None = None) -> list[SchemaPath]:
+        """The schemas that one leads to: by reference, and as parts under `words`, None: any keyword."""
         node = self.document.node(path)
         if not isinstance(node, Mapping):
             return []
         after = self._referred(path, node)
         if not self.document.alone(node):
-            after += [path + steps for steps, _ in self.document.subschemas(node)]
+            inner = self.document.subschemas(node)
+            after += [path + steps for steps, _ in inner if words is None or steps[0] in words]
         return after
 
     def _reach(self, paths: list[SchemaPath]) -> dict[SchemaPath, list[SchemaPath]]:
@@ -210,7 +195,7 @@ class RuntimeChecks:
         """The schemas that the wider grammar does not keep at all, since the keyword they are under was left
         out."""
         dropped: list[SchemaPath] = []
-        for path, keywords in self._checks.items():
+        for path, keywords in self.checks.items():
             if "the whole schema" in keywords:
                 return [()]
             node = self._node_or_none(path)
@@ -230,7 +215,7 @@ class RuntimeChecks:
     def _find_tainted(self) -> set[SchemaPath]:
         """The schemas from which a check can be reached."""
         sources = self._reach([()])
-        tainted = {*self._checks, *self._unkept}
+        tainted = {*self.checks, *self._unkept}
         waiting = list(tainted)
         while waiting:
             for path in sources.get(waiting.pop(), ()):
@@ -241,7 +226,7 @@ class RuntimeChecks:
 
     def checked_here(self, path: SchemaPath) -> bool:
         """Whether a value under the schema at `path` has to be validated when it closes."""
-        if self._checks.get(path) or path in self._unkept:
+        if self.checks.get(path) or path in self._unkept:
             return True
         node = self.document.node(path)
         if not isinstance(node, Mapping) or self.document.alone(node):
@@ -254,7 +239,7 @@ class RuntimeChecks:
             word
             for word in _CHOICES
             if isinstance(node.get(word), list)
-            and any((*path, word, index) in self._tainted for index in range(len(node[word])))
+            and any((*path, word, index) in self.tainted for index in range(len(node[word])))
         ]
 
     def distinguished(self, path: SchemaPath) -> frozenset[str] | None:
@@ -283,8 +268,7 @@ class RuntimeChecks:
             referred = self._referred(here, node)
             if len(referred) < sum(isinstance(node.get(word), str) for word in REFERENCES):
                 yield None
-            inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_STRING]
-            for after in (*referred, *inner):
+            for after in self._after(here, _SAME_STRING):
                 if after not in seen:
                     seen.add(after)
                     waiting.append(after)
@@ -292,14 +276,7 @@ class RuntimeChecks:
     @cached_property
     def forbids_members(self) -> bool:
         """Whether a name may be refused because no value may stand under it."""
-        return any(self._node_or_none(path) is False for path in self._tainted)
-
-    def checks_at(self, path: SchemaPath) -> list[str]:
-        return self._checks.get(path, [])
-
-    def is_tainted(self, path: SchemaPath) -> bool:
-        """Whether a check can be reached from the schema at `path`."""
-        return path in self._tainted
+        return any(self._node_or_none(path) is False for path in self.tainted)
 
 
 class Obligation:
@@ -308,28 +285,37 @@ class Obligation:
 
     def __init__(self, runtime: RuntimeChecks, schemas: Paths, *, whole: bool = False) -> None:
         self._runtime = runtime
-        self._all = [path for path in runtime.closure(schemas) if runtime.is_tainted(path)]
+        self._all = [path for path in runtime.closure(schemas) if path in runtime.tainted]
         paths = [path for path in self._all if runtime.checked_here(path)]
         self.paths = ((),) if whole else tuple(paths)
         self.strict = bool(paths)
         """Whether the value may be refused though each of its parts is valid."""
         self.impossible = any(runtime.document.node(path) is False for path in self._all)
         objects = [path for path in self._all if isinstance(runtime.document.node(path), Mapping)]
-        unique = [path for path in objects if "uniqueItems" in runtime.checks_at(path)]
+        unique = [path for path in objects if "uniqueItems" in runtime.checks.get(path, ())]
         self.unique_at = show((*unique[0], "uniqueItems")) if unique else ""
         self.unique = bool(unique)
         """Whether the items of an array have to differ; checked as each item closes."""
         self._name_paths = tuple(
-            (*path, "propertyNames") for path in objects if "propertyNames" in runtime.checks_at(path)
+            (*path, "propertyNames") for path in objects if "propertyNames" in runtime.checks.get(path, ())
         )
         self._idle = not self._all
 
     def member(self, name: str) -> Obligation:
+        return self._part(member_paths, name)
+
+    def item(self, index: int) -> Obligation:
+        return self._part(item_paths, index)
+
+    def _part(
+        self, paths_of: Callable[[SchemaDocument, SchemaPath, Any], Iterator[SchemaPath]], key: str | int
+    ) -> Obligation:
         if self._idle:
             return self._runtime.obligation(()) if self.paths else self
         document = self._runtime.document
-        paths = (inner for path in self._all for inner in member_paths(document, path, name))
-        return self._runtime.obligation(tuple(paths))
+        return self._runtime.obligation(
+            tuple(inner for path in self._all for inner in paths_of(document, path, key))
+        )
 
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
@@ -338,13 +324,6 @@ class Obligation:
             if fault is not None:
                 return fault
         return None
-
-    def item(self, index: int) -> Obligation:
-        if self._idle:
-            return self._runtime.obligation(()) if self.paths else self
-        document = self._runtime.document
-        paths = (inner for path in self._all for inner in item_paths(document, path, index))
-        return self._runtime.obligation(tuple(paths))
 
     @property
     def depends_on_text(self) -> bool:

@@ -116,23 +116,10 @@ def _additional(validator: Any, inner: Any, instance: Any, schema: Any) -> Itera
                 yield ValidationError(f"{name!r}: {error.message}")
 
 
-def _dependencies(validator: Any, named: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, Mapping):
-        return
-    for name, needed in named.items():
-        if name not in instance:
-            continue
-        if isinstance(needed, list):
-            yield from (
-                ValidationError(f"{one!r} is needed by {name!r}") for one in needed if one not in instance
-            )
-        else:
-            yield from validator.descend(instance, needed, schema_path=name)
-
-
 KEYWORDS = {
     "pattern": _pattern, "format": _format, "multipleOf": _multiple_of, "patternProperties": _patterns,
-    "additionalProperties": _additional, "dependencies": _dependencies,
+    "additionalProperties": _additional,
+    "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"],  # which newer drafts lack
 }  # fmt: skip
 
 
