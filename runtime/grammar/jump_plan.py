@@ -1,21 +1,19 @@
 """Jump planning: which tokens of a forced text are certain, whatever text follows it.
 
 The tokens are those that the tokenizer itself would make of the whole text, so a jump changes the number of
-steps and not the tokens. The text before the last token (context), that token's text and the forced text F
-are tokenized together; of what comes after F only the possible first bytes are known. The ids are kept up to
-the last position p between two of them such that
+steps and not the tokens. The text before the forced text and that text are tokenized together; the ids are
+kept up to the last position p between two of them such that
 
-* no token of the vocabulary lies across p in any text that may come: none whose bytes fit the known ones
-  around p and, if it reaches beyond F, continue with one of the bytes that may follow;
-* the characters at p cannot make the pre-tokenizer cut the text before p otherwise: see `_stable`.
+* no token lies across p in any text that may come, so that no merge of byte-pair encoding and no unigram path
+  crosses p;
+* the characters at p cannot make the pre-tokenizer cut the text before p otherwise, see `_stable`: the known
+  ones (GPT-2's and successors', digits in runs or alone, metaspace) go from left to right, take runs of one
+  kind of characters whole, and look ahead only after white space, by one character, and after an apostrophe.
+  Some look further at capital letters, and some group digits from the right: a run of letters with two cases
+  is never cut, nor are digits.
 
-By the first, no merge of byte-pair encoding joins bytes across p, since each merge is a token, and no unigram
-path crosses p. By the second the text before p is cut alike: the known pre-tokenizers (GPT-2's and
-successors', runs of digits from the left, single digits, metaspace) go from left to right, take runs of one
-kind of characters whole, and look ahead only after white space, by one character, and after an apostrophe.
-Splits at capital letters look further, so a run of letters with two cases is never cut, nor are digits, which
-some group from the right. For other expressions the text is tokenized again with examples of what may follow
-(`_probes`), and only the common ids are kept: a check, not a proof.
+For other pre-tokenizers the text is tokenized again with examples of what may follow (`_probes`), and only
+the common ids are kept: a check, not a proof.
 """
 
 from __future__ import annotations

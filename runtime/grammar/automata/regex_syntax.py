@@ -248,23 +248,8 @@ def _united(parts: tuple[Ranges, ...], negated: bool) -> Ranges:
 
 def _offset(pattern: str, spelling: str) -> int | None:
     """Where `spelling` first stands in `pattern` outside of classes and escapes."""
-    expression = re.compile(spelling)
-    at, in_class = 0, False
-    while at < len(pattern):
-        if not in_class and expression.match(pattern, at):
-            return at
-        if pattern[at] == "\\":
-            at += 1
-        elif in_class:
-            in_class = pattern[at] != "]"
-        elif pattern[at] == "[":
-            in_class = True
-            at += 1 if pattern[at + 1 : at + 2] == "^" else 0
-            at += (
-                1 if pattern[at + 1 : at + 2] == "]" else 0
-            )  # a "]" right at the start is an ordinary member
-        at += 1
-    return None
+    pieces = re.finditer(rf"({spelling})|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL)
+    return next((piece.start() for piece in pieces if piece[1]), None)
 
 
 def repeat(item: Node, low: int, high: int | None) -> Node:

@@ -118,6 +118,8 @@ class SchemaDocument:
         """Every schema object that a reference or a keyword leads to."""
         self.targets: dict[SchemaPath, dict[str, Target]] = {}
         """The targets of the references of each of them, by keyword, those that are in this document."""
+        self.parts: dict[SchemaPath, list[SchemaPath]] = {}
+        """The direct subschemas of each of them."""
         self._enter_objects()
         self.scoped = False
         """Whether some reference leads to one of several schemas, depending on the way to it."""
@@ -188,14 +190,9 @@ class SchemaDocument:
             if path in self.objects and path not in met:
                 met.add(path)
                 yield path, self.objects[path]
-                inside = ((inner, inner[len(path)]) for inner in self.parts(path))
+                inside = ((inner, inner[len(path)]) for inner in self.parts[path])
                 waiting += [inner for inner, word in inside if word not in ("$defs", "definitions")]
                 waiting += [target.path for target in self.targets[path].values()]
-
-    def parts(self, path: SchemaPath) -> list[SchemaPath]:
-        """The direct subschemas of the schema at `path`."""
-        node = self.objects[path]
-        return [] if self.alone(node) else [path + steps for steps, _ in self.subschemas(node)]
 
     def _enter_objects(self) -> None:
         waiting: list[SchemaPath] = [()]
@@ -207,7 +204,9 @@ class SchemaDocument:
                 references = {word: node[word] for word in REFERENCES if isinstance(node.get(word), str)}
                 ends = {word: self.resolve(reference, path) for word, reference in references.items()}
                 self.targets[path] = {word: target for word, target in ends.items() if target is not None}
-                waiting += self.parts(path)
+                inside = () if self.alone(node) else self.subschemas(node)
+                self.parts[path] = [path + steps for steps, _ in inside]
+                waiting += self.parts[path]
                 waiting += [target.path for target in self.targets[path].values()]
 
     def alone(self, node: Mapping[str, Any]) -> bool:

@@ -100,7 +100,7 @@ class Examples:
                 return
             if isinstance(node, Mapping) and not self._document.alone(node):
                 nodes[path] = {word: node[word] for word in node if known(word, self._document.draft)}
-        for step, options in self._ways(nodes):
+        for step, options in _ways(nodes):
             if step not in chosen:
                 for option in options:
                     yield from _few(self._of((*paths, *option), chosen | {step}, depth + 1), _FEW)
@@ -112,14 +112,6 @@ class Examples:
     def _matches(self, paths: Paths, value: Any) -> bool:
         self._work -= 1
         return all(self._runtime_checks.holds(path, value) for path in paths)
-
-    @staticmethod
-    def _ways(
-        nodes: Nodes,
-    ) -> Iterator[tuple[SchemaPath, list[Paths]]]:
-        """The choices of some schemas, and the schemas that each option adds."""
-        for path, node in nodes.items():
-            yield from _ways_of(path, node)
 
     def _plain(self, nodes: Nodes, depth: int) -> Iterator[Any]:
         """Values for the schemas without their choices; not all of them match."""
@@ -205,7 +197,7 @@ class Examples:
                         extra.append((*path, word, name))
         if extra:
             inner = tuple(dict.fromkeys([*nodes, *extra]))
-            chosen = frozenset(step for step, _ in self._ways(nodes))
+            chosen = frozenset(step for step, _ in _ways(nodes))
             yield from _few(self._of(inner, chosen, depth + 1), 1)
             return
         order = {name: at for at, name in enumerate(known)}
@@ -281,18 +273,18 @@ class Examples:
             yield items
 
 
-def _ways_of(path: SchemaPath, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, list[Paths]]]:
-    for word in ("anyOf", "oneOf"):
-        if isinstance(node.get(word), list):
-            options = node[word]  # references, which may lead back here, come last
-            order = sorted(
-                range(len(options)), key=['"$ref"' in json.dumps(one) for one in options].__getitem__
-            )
-            yield (*path, word), [((*path, word, index),) for index in order]
-    if "if" in node:
-        otherwise = ((*path, "else"),) if "else" in node else ()
-        both = ((*path, "if"), (*path, "then")) if "then" in node else ((*path, "if"),)
-        yield (*path, "if"), [otherwise, both]
+def _ways(nodes: Nodes) -> Iterator[tuple[SchemaPath, list[Paths]]]:
+    """The choices of some schemas, and the schemas that each option adds."""
+    for path, node in nodes.items():
+        for word in ("anyOf", "oneOf"):
+            if isinstance(node.get(word), list):
+                # References, which may lead back here, come last.
+                order = sorted(enumerate(node[word]), key=lambda option: '"$ref"' in json.dumps(option[1]))
+                yield (*path, word), [((*path, word, index),) for index, _ in order]
+        if "if" in node:
+            otherwise = ((*path, "else"),) if "else" in node else ()
+            both = ((*path, "if"), (*path, "then")) if "then" in node else ((*path, "if"),)
+            yield (*path, "if"), [otherwise, both]
 
 
 def _few(values: Iterable[Any], most: int) -> Iterator[Any]:

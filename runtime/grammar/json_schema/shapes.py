@@ -228,7 +228,7 @@ def endless(document: SchemaDocument) -> set[SchemaPath]:
         return set()
     users: dict[SchemaPath, list[SchemaPath]] = {}
     for path, targets in document.targets.items():
-        for part in (*(target.path for target in targets.values()), *document.parts(path)):
+        for part in (*(target.path for target in targets.values()), *document.parts[path]):
             users.setdefault(part, []).append(path)
     open_, looked_at = set(document.objects), set[SchemaPath]()
     queue = list(document.objects)
@@ -249,7 +249,7 @@ def _ends(document: SchemaDocument, path: SchemaPath, open_: Container[SchemaPat
     if document.alone(node):
         return True
     parts: dict[str | int, list[bool]] = {}
-    for inner in document.parts(path):
+    for inner in document.parts[path]:
         parts.setdefault(inner[len(path)], []).append(inner not in open_)
     choices = [parts[word] for word in ("anyOf", "oneOf") if word in parts]
     if not all(parts.get("allOf", ())) or not all(map(any, choices)):

@@ -64,7 +64,7 @@ class RuntimeChecks:
         self._parts: list[Mapping[str, Any]] = []
         self.whole = plan.whole
         self._obligations: dict[Paths, Obligation] = {}
-        self._unkept = self._reach(self._dropped())
+        self._unkept = frozenset(self.closure(self._dropped(), None))
         # Schemas from which a check can be reached. If a reference depends on the way to it, only the whole
         # document can be validated.
         self.tainted = set() if self.document.scoped else self._find_tainted()
@@ -152,59 +152,37 @@ class RuntimeChecks:
             known = self._obligations[paths] = Obligation(self, paths, whole=whole)
         return known
 
-    def closure(self, paths: Paths) -> Paths:
-        """The schemas that apply where those at `paths` do: references and allOf followed."""
+    def closure(self, paths: Paths, words: Container[str | int] | None = ("allOf",)) -> Paths:
+        """The schemas that those at `paths` lead to, see _after(), themselves included; by default those that
+        apply where they do."""
         closed: dict[SchemaPath, None] = {}
         waiting = list(reversed(paths))
         while waiting:
             path = waiting.pop()
             if path not in closed:
                 closed[path] = None
-                waiting.extend(reversed(self._after(path, ("allOf",))))
+                waiting.extend(reversed(self._after(path, words)))
         return tuple(closed)
 
-    def _referred(self, path: SchemaPath, node: Mapping[str, Any]) -> list[SchemaPath]:
+    def _referred(self, path: SchemaPath) -> list[SchemaPath]:
         targets = self.document.targets.get(path, {})
         return [target.path for word, target in targets.items() if word not in self.checks.get(path, ())]
 
     def _after(self, path: SchemaPath, words: Container[str | int] | None = None) -> list[SchemaPath]:
         """The schemas that one leads to: by reference, and as parts under `words`, None: any keyword."""
-        node = self.document.node(path)
-        if not isinstance(node, Mapping):
-            return []
-        after = self._referred(path, node)
-        if not self.document.alone(node):
-            inner = self.document.subschemas(node)
-            after += [path + steps for steps, _ in inner if words is None or steps[0] in words]
-        return after
+        inside = self.document.parts.get(path, ())
+        return self._referred(path) + [one for one in inside if words is None or one[len(path)] in words]
 
-    def _reach(self, paths: list[SchemaPath]) -> dict[SchemaPath, list[SchemaPath]]:
-        """All that `paths` lead to -> the paths that lead there."""
-        sources: dict[SchemaPath, list[SchemaPath]] = {path: [] for path in paths}
-        waiting = list(paths)
-        while waiting:
-            path = waiting.pop()
-            for inner in self._after(path):
-                if inner not in sources:
-                    sources[inner] = []
-                    waiting.append(inner)
-                sources[inner].append(path)
-        return sources
-
-    def _dropped(self) -> list[SchemaPath]:
+    def _dropped(self) -> Paths:
         """The schemas that the wider grammar does not keep at all, since the keyword they are under was left
         out."""
         dropped: list[SchemaPath] = []
         for path, keywords in self.checks.items():
             if "the whole schema" in keywords:
-                return [()]
-            node = self._node_or_none(path)
-            if isinstance(node, Mapping):
-                inner = self.document.subschemas(node)
-                dropped.extend(
-                    path + steps for steps, _ in inner if steps[0] in keywords and steps[0] in _DROPPED
-                )
-        return dropped
+                return ((),)
+            words = {word for word in keywords if word in _DROPPED}
+            dropped += [one for one in self.document.parts.get(path, ()) if one[len(path)] in words]
+        return tuple(dropped)
 
     def _node_or_none(self, path: SchemaPath) -> Any:
         try:
@@ -214,7 +192,10 @@ class RuntimeChecks:
 
     def _find_tainted(self) -> set[SchemaPath]:
         """The schemas from which a check can be reached."""
-        sources = self._reach([()])
+        sources: dict[SchemaPath, list[SchemaPath]] = {}
+        for path in self.closure(((),), None):
+            for inner in self._after(path):
+                sources.setdefault(inner, []).append(path)
         tainted = {*self.checks, *self._unkept}
         waiting = list(tainted)
         while waiting:
@@ -261,11 +242,11 @@ class RuntimeChecks:
         waiting = [path]
         while waiting:
             here = waiting.pop()
-            node = self.document.node(here)
-            if not isinstance(node, Mapping):
+            node = self.document.objects.get(here)
+            if node is None:
                 continue
             yield node
-            referred = self._referred(here, node)
+            referred = self._referred(here)
             if len(referred) < sum(isinstance(node.get(word), str) for word in REFERENCES):
                 yield None
             for after in self._after(here, _SAME_STRING):
