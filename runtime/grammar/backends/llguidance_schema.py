@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from runtime.grammar.automata.regex_syntax import NOTHING
 from runtime.grammar.base import Matcher, Origin
 from runtime.grammar.json_schema.checks.checked import CheckedMatcher, ClosingTokens
 from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
@@ -22,7 +23,6 @@ from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.lowering import ANY_JSON_LADDER, LADDER, Lowered, Plan, Relaxation, Unspelled
 from runtime.grammar.json_schema.shapes import endless
-from runtime.grammar.json_schema.texts.ecma import NO_CHARACTER
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
@@ -115,7 +115,7 @@ class _Compiler:
             else:
                 break
         # Of the texts with control characters, which this language leaves out, some may still match.
-        unspelled = json.dumps(NO_CHARACTER)[1:-1] in json.dumps(plan.schema)
+        unspelled = json.dumps(NOTHING)[1:-1] in json.dumps(plan.schema)
         kind = Unspelled if unspelled and not relaxation.everything else BadConstraint
         return kind(f"nothing matches: {message}", where=f"{KIND} {show(path)}")
 

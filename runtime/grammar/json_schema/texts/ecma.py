@@ -17,7 +17,7 @@ from typing import Any
 import regex  # type: ignore[import-untyped]
 
 from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, matching, union
-from runtime.grammar.automata.regex_syntax import rust_point
+from runtime.grammar.automata.regex_syntax import NOTHING, char_class, rust_point
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _DIGIT: Ranges = ((48, 57),)
@@ -32,9 +32,6 @@ _CLASSES = {
 }  # fmt: skip
 UNSPELLED: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that JSON strings here cannot contain: they have no escape of one letter."""
-
-NO_CHARACTER = r"[^\s\S]"
-"""In Rust's spelling, a class of UNSPELLED characters alone."""
 
 _UNSPELLED = re.compile("[" + "".join(f"\\x{first:02x}-\\x{last:02x}" for first, last in UNSPELLED) + "]")
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
@@ -307,16 +304,14 @@ def _python_point(value: int) -> str:
 
 
 def _rust_point(value: int) -> str:
-    return NO_CHARACTER if 0xD800 <= value <= 0xDFFF else rust_point(value)  # no text has surrogates
+    return NOTHING if 0xD800 <= value <= 0xDFFF else rust_point(value)  # no text has surrogates
 
 
 def _class_of(ranges: Ranges, point: Callable[[int], str]) -> str:
     kept = difference(ranges, SURROGATES)
-    if not kept:
-        return NO_CHARACTER
     if len(kept) == 1 and kept[0][0] == kept[0][1]:
         return point(kept[0][0])
-    return "[" + "".join(point(a) if a == b else f"{point(a)}-{point(b)}" for a, b in kept) + "]"
+    return char_class(kept, point) if kept else NOTHING
 
 
 @lru_cache(maxsize=64)
