@@ -168,8 +168,7 @@ QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 16, 0.1, 16
 
 
 def quick_completion(matcher: Matcher) -> CompletionResult:
-    """A short whole output of a fresh matcher, or that there certainly is none, as far as a quick search
-    tells."""
+    """A short whole output of a fresh matcher, or that there certainly is none, if a quick search tells."""
     if type(matcher).closing_steps is not Matcher.closing_steps or matcher.vocabulary is None:
         return CompletionResult(None)
     if matcher.may_stop():
@@ -269,8 +268,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> Matcher:
-        """A fresh matcher. Raises BadConstraint (it cannot be compiled: where and why) or
-        UnsupportedConstraint."""
+        """A fresh matcher. Raises BadConstraint (where and why) or UnsupportedConstraint."""
 
 
 def read_choices(spec: str) -> list[str]:

@@ -40,8 +40,7 @@ class Healing:
         return self._bits.listed([self.removed[0], *_fitting(self._bits, text, matcher)])
 
     def take(self, token: int, matcher: Matcher | None) -> int | None:
-        """Follow one token of mask(). Returns how many bytes of its text are the prompt's; None, and no
-        change, if it is not allowed."""
+        """Follow one token of mask(): how many of its bytes are the prompt's; None if it is not allowed."""
         text, data = self.text, self._vocabulary.tokens[token]
         if token == self.removed[0]:
             self.removed = self.removed[1:]

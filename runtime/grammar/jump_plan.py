@@ -30,8 +30,7 @@ from runtime.grammar.masks.token_bits import Cache, TokenBits, token_bits
 from runtime.protocol.vocabulary import Vocabulary
 
 CONTEXT = 8
-"""How many tokens before the last one are read with it, for pre-tokenizers that cut by what comes before;
-most reset at each word."""
+"""Tokens before the last one that are read with it; most pre-tokenizers reset at each word."""
 
 _ANCHORS = ("\n", "a")
 _APOSTROPHES = frozenset("'\u2019")
@@ -248,8 +247,7 @@ class JumpPlanner:
 
 
 def _lies_across(bits: TokenBits, data: bytes, at: int, following: frozenset[int]) -> bool:
-    """Whether some token fits `data` with bytes on both sides of `at`; after `data` comes one of the bytes
-    `following`, and then anything."""
+    """Whether some token lies across `at` in `data`, one of the bytes `following`, and then anything."""
     ordered = bits.ordered[0]
 
     def begins(least: bytes, prefix: bytes) -> bool:
@@ -284,8 +282,7 @@ def _whole_text(data: bytes) -> str | None:
 
 
 def _kind(char: str) -> str:
-    """l letters with case, and marks; u letters without; d digits and other numbers; s white space; o all
-    else."""
+    """l: letters with case, and marks; u: other letters; d: numbers; s: white space; o: all else."""
     if char.isspace():
         return "s"
     category = unicodedata.category(char)
@@ -308,8 +305,7 @@ def _kinds_behind(byte: int) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _probes(following: Following) -> tuple[str, ...]:
-    """Examples of what may come after a text: some characters of each kind, alone and with others after
-    them."""
+    """Examples of what may come after a text: characters of each kind, alone and with others after them."""
     kinds: dict[str, list[str]] = {}
     for byte in sorted(following.bytes):
         if byte < 0x80:

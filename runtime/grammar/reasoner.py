@@ -175,8 +175,7 @@ class ReasonerMatcher(Matcher):
         return mask
 
     def _free_mask(self) -> TokenMask:
-        """Everything but tokens that end the reasoning and continue with what the answer cannot begin
-        with."""
+        """Everything but tokens that end the reasoning and go on with what no answer begins with."""
         reasoning = self._shared.reasoning
         bits = reasoning.free.copy()
         if reasoning.triggers.strings:

@@ -138,8 +138,7 @@ class SearchState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """start: how many characters before the end of the last piece it begins; after: how many characters of
-    the piece were not needed."""
+    """start: characters from its beginning to the end of the last piece; after: those behind its end."""
 
     text: str
     start: int
@@ -197,8 +196,7 @@ class Search:
         return SearchState(automaton.key(state), base, window, held), None
 
     def _match(self, base: Any, window: str, ended_before: bool, after: int) -> Match:
-        """The leftmost match in `window`, which ends with a match; `after`: characters of the piece after
-        it."""
+        """The leftmost match that ends with `window`; `after`: characters of the piece behind it."""
         low, high = 0, len(window)
         while low < high:  # does a match begin at `middle` or before it?
             middle = (low + high) // 2

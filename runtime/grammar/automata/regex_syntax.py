@@ -331,6 +331,10 @@ def rust_point(value: int) -> str:
     return chr(value) if chr(value).isascii() and chr(value).isalnum() else f"\\x{{{value:X}}}"
 
 
+def python_point(value: int) -> str:
+    return chr(value) if chr(value).isascii() and chr(value).isalnum() else f"\\U{value:08X}"
+
+
 def char_class(ranges: Ranges, point: Callable[[int], str] = rust_point) -> str:
     """A class of code points without surrogates, each spelled by `point`."""
     pairs = difference(ranges, SURROGATES)

@@ -40,8 +40,7 @@ Start = Callable[[str, Origin], Matcher]
 def compile_schema(
     document: SchemaDocument, layout: Mapping[str, Any], name: str, start: Start, closing: ClosingTokens
 ) -> Matcher:
-    """A matcher for the schema. `layout`: see source.layout; `name`: of the backend. Raises BadConstraint or
-    UnsupportedConstraint."""
+    """A matcher for the schema. `name`: of the backend. Raises BadConstraint or UnsupportedConstraint."""
     try:
         return _Compiler(document, layout, name, start).climb(LADDER, closing)
     except Unspelled:  # a text with characters that strings here do not contain

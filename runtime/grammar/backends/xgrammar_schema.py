@@ -170,8 +170,7 @@ def _unkept_values(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _work(path: SchemaPath, node: Mapping[str, Any]) -> int:
-    """States that the counts of one schema are written out to. Raises UnsupportedConstraint or BadConstraint
-    for its pattern."""
+    """States that the counts of a schema come to. Raises UnsupportedConstraint or BadConstraint."""
     text, items = (
         max(int(node.get(f"min{of}", 0)), int(node.get(f"max{of}", 0))) for of in ("Length", "Items")
     )

@@ -26,16 +26,14 @@ _ROUNDS = 12
 
 
 class Split(NamedTuple):
-    """An equal grammar: `terminals` are those rules of `grammar` that hold characters, and no other rule;
-    the others hold no characters."""
+    """An equal grammar: `terminals` are its rules that hold characters, and no rule; no other does."""
 
     grammar: Grammar
     terminals: frozenset[str]
 
 
 def split(grammar: Grammar) -> Split:
-    """`grammar` with the longest terminals that are safe; if that takes too long to find out, with one for
-    each character."""
+    """`grammar` with the longest safe terminals; if that takes too long, with one for each character."""
     regular = bottom_up(grammar.rules)
     if len(grammar.rules) > MAX_RULES:
         return single(grammar)
@@ -183,8 +181,7 @@ def _together(follow: _Following, overlaps: Overlaps, meter: Meter) -> set[tuple
 
 
 class _Following:
-    """start: the terminals that a text may begin with, after: those that may come after each; bits by
-    number."""
+    """start: the terminals that may begin a text; after: those that may follow each; bits by number."""
 
     def __init__(self, rules: Mapping[str, Node], root: str, terminals: list[str], meter: Meter) -> None:
         self._meter = meter

@@ -281,8 +281,7 @@ WHITESPACE = {
 """Policy -> what may come, at most once, wherever JSON allows whitespace; None = nothing."""
 
 ESCAPES = 'nrbtf\\"'
-"""One spelling for each character: with `\\u0061` beside `a` a name would get past the schema that holds for
-it."""
+"""One spelling for each character: `\\u0061` beside `a` would get a name past the schema for it."""
 
 _MAX_NESTING = 100
 
@@ -305,8 +304,7 @@ def format_policy(name: str) -> str:
 
 
 def read_document(constraint: Constraint, policy: str) -> SchemaDocument:
-    """The schema of a constraint, with what `format` does in it: as the constraint says, else by `policy`.
-    Raises BadConstraint."""
+    """The schema of a constraint. `policy`: of `format`, unless the constraint says. Raises BadConstraint."""
     asserts = (constraint.schema_format or policy) == "assertion"
     return SchemaDocument(read_schema(constraint.spec), formats=asserts)
 
@@ -334,7 +332,7 @@ def _no_constant(name: str) -> Any:
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-_COMMENTS = {"$comment", "default", "description", "examples", "title"}
+COMMENTS = {"$comment", "default", "description", "examples", "title"}
 
 
 def _check(node: Any, path: SchemaPath, surrogates: bool) -> None:
@@ -352,4 +350,4 @@ def _check(node: Any, path: SchemaPath, surrogates: bool) -> None:
     elif isinstance(node, dict):
         for name, inner in node.items():
             _check(name, path, surrogates)
-            _check(inner, (*path, name), surrogates and name not in _COMMENTS)
+            _check(inner, (*path, name), surrogates and name not in COMMENTS)

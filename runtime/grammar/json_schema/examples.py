@@ -352,8 +352,7 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _conditions(pattern: str) -> Iterator[str]:
-    """Conditions on a text in which `pattern` matches, in the syntax of lowered schemas; negative look-aheads
-    are left out."""
+    """`pattern` and its positive look-aheads as conditions, in the syntax of lowered schemas."""
     rest = pattern
     while ahead := _AHEAD.match(rest):
         if ahead[1] == "=":
@@ -369,8 +368,7 @@ def _conditions(pattern: str) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def shortest(pattern: str, *, ecma: bool = True) -> str | None:
-    """The shortest text in which `pattern` matches, if it is found. ecma: the pattern is a schema's, else one
-    of `formats`."""
+    """The shortest text in which `pattern` matches, if found. ecma: it is a schema's, else of `formats`."""
     try:
         spelled = spell(pattern).rust if ecma else pattern
         if spelled is None:

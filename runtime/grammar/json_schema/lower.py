@@ -9,6 +9,7 @@ from typing import Any
 
 from runtime.grammar.automata.regex_syntax import rust_literal
 from runtime.grammar.json_schema.document import (
+    COMMENTS,
     KIND,
     REFERENCES,
     SAME_VALUE,
@@ -281,8 +282,7 @@ class KeywordRules:
         return None
 
     def _apart(self, patterns: dict[str, Lowered], count: int) -> dict[str, Lowered]:
-        """Patterns of which no two match one name, as the engine needs them; else one for the names of all,
-        whose values are checked."""
+        """Patterns of which no two match one name, as the engine needs them; else one for all, checked."""
         together = len(patterns) < count or len(patterns) > MAX_PATTERNS or self._relaxation.property_patterns
         alone = len(patterns) < 2 and "properties" not in self._node
         if not patterns or alone or not together:
@@ -296,7 +296,7 @@ class KeywordRules:
         if not self.has("propertyNames") or not isinstance(rule, dict) or any(map(self.has, SAME_VALUE)):
             return None
         keywords = {word for word in rule if word in _NAME_KEYWORDS}
-        if not keywords or len(keywords) < len(rule.keys() - _SILENT):
+        if not keywords or len(keywords) < len(rule.keys() - COMMENTS):
             return None
         if keywords <= {"type", "minLength", "maxLength"} and rule.get("type", "string") == "string":
             high = int(rule["maxLength"]) if "maxLength" in rule else ""
@@ -423,7 +423,6 @@ class KeywordRules:
 
 Rule = Callable[[KeywordRules], None]
 _NAME_KEYWORDS = {"type", "minLength", "maxLength", "pattern", "enum"}
-_SILENT = {"$comment", "title", "description", "default", "examples"}
 _JSON_TYPES = {
     bool: "boolean", int: "number", float: "number", list: "array", dict: "object",
 }  # fmt: skip

@@ -88,8 +88,7 @@ class Plan:
 
 
 class Lowering:
-    """`rules`: lowers one schema object (lowering, path, object). References to `dead` schemas
-    become `false`."""
+    """`rules`: lowers one schema object. References to `dead` schemas become `false`."""
 
     def __init__(
         self, document: SchemaDocument, relaxation: Relaxation, rules: Rules, dead: Container[SchemaPath]
@@ -176,8 +175,7 @@ class Lowering:
         return {"$ref": f"#/$defs/{self._names[target.path]}"}
 
     def _target(self, path: SchemaPath, word: str, reference: str) -> Target | None:
-        """None for a metaschema, which the validator knows. Raises UnsupportedConstraint for what is not in
-        the document."""
+        """None for a metaschema. Raises UnsupportedConstraint for what is not in the document."""
         target = self.document.targets[path].get(word)
         if target is not None or is_metaschema(reference):
             return target

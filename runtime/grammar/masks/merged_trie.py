@@ -152,8 +152,7 @@ def _numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
 
 
 class MergedTries:
-    """The merged tries of one vocabulary, by kinds of bytes, within `limit_bytes`; with a store they are kept
-    on disk. Thread-safe."""
+    """The merged tries of one vocabulary, within `limit_bytes`, and on disk with a store. Thread-safe."""
 
     def __init__(self, trie: TokenTrie, limit_bytes: int = 64 << 20, store: MaskStore | None = None) -> None:
         self._trie, self._store = trie, store

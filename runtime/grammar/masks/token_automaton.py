@@ -127,8 +127,7 @@ class TokenAutomaton:
         return self._alive[state]
 
     def _explore(self, start: int) -> None:
-        """Set `_alive` for all states that tokens lead to from `start`: forwards once, then back from
-        matches."""
+        """Set `_alive` for all states that tokens lead to: forwards once, then back from matches."""
         sources: dict[int, list[int]] = {start: []}
         queue, alive = [start], []
         for state in queue:

@@ -134,8 +134,7 @@ def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the rest for U+0100
-    onwards."""
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the rest for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {

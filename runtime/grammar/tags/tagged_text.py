@@ -330,8 +330,7 @@ class Machine:
         return at
 
     def sift(self, now: Threads, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
-        """The ids of `tokens`, (bytes, id) in ascending order, that may follow `now`, which stays as it
-        is."""
+        """The ids of `tokens`, (bytes, id) in ascending order, that may follow `now`."""
         mark = self.runs.next
         for token, valid in sift_tokens(tokens, now, self._stretch, self.runs.restore):
             if valid:
@@ -339,8 +338,7 @@ class Machine:
         self.runs.forget(mark)
 
     def _stretch(self, now: Threads, data: bytes, at: int) -> tuple[int, Threads | None]:
-        """For sift_tokens: take one byte of `data` from `at`, or as many as cannot end a leaf or free
-        text."""
+        """For sift_tokens: one byte of `data`, or as many as cannot end a leaf or free text."""
         if _stays_text(now, data[at:]):
             return len(data) + 1, now
         if len(now.threads) == 1 and isinstance(leaf := now.threads[0], InLeaf) and leaf.leaf.unclosed:

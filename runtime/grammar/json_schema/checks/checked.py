@@ -229,8 +229,7 @@ def _brackets(data: bytes) -> int:
 
 
 def distinguished(position: Position) -> frozenset[str] | None:
-    """The strings that may be treated differently from others when they close at `position`; None: too
-    many."""
+    """The strings that may differ from others when they close at `position`; None: too many."""
     frame = position.frame
     if position.mode == NAME:
         return None if frame is None or frame.obligation.restricts_names else frame.names

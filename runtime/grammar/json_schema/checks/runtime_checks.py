@@ -39,8 +39,7 @@ _DROPPED = (
     "additionalItems",
 )  # fmt: skip
 _MAX_REFERENCES = 48
-"""Nested references that one validation follows: the library recurses, and Python's own limit could be met in
-code that does not expect it."""
+"""Nested references that one validation follows: the library recurses, which Python bounds."""
 
 
 class RuntimeChecks:
@@ -115,8 +114,7 @@ class RuntimeChecks:
         return keywords.union(*(ALONE[word] for word in keywords))
 
     def fault(self, path: SchemaPath, value: Any) -> str | None:
-        """Why `value` does not match what the engine does not keep of the schema at `path`; None if it
-        does."""
+        """Why `value` does not match what the engine leaves of the schema at `path`; None if it does."""
         if path not in self._validators:
             self._validators[path] = self._validator(path)
         validator = self._validators[path]
@@ -174,8 +172,7 @@ class RuntimeChecks:
         return self._referred(path) + [one for one in inside if words is None or one[len(path)] in words]
 
     def _dropped(self) -> Paths:
-        """The schemas that the wider grammar does not keep at all, since the keyword they are under was left
-        out."""
+        """The schemas that the wider grammar leaves out, with the keyword that they are under."""
         dropped: list[SchemaPath] = []
         for path, keywords in self.checks.items():
             if "the whole schema" in keywords:
@@ -236,8 +233,7 @@ class RuntimeChecks:
         return frozenset(strings)
 
     def applied_to_string(self, path: SchemaPath) -> Iterator[Mapping[str, Any] | None]:
-        """The schemas that a string under the schema at `path` may be validated against; None: one outside of
-        the document."""
+        """The schemas that may apply to a string under `path`; None: one outside of the document."""
         seen: set[SchemaPath] = {path}
         waiting = [path]
         while waiting:

@@ -21,8 +21,7 @@ _SCALAR_END = re.compile(rb"[,\]} \t\r\n]")
 
 
 class Frame(NamedTuple):
-    """An open object or array. `names`: of its properties, or its items if they must differ; `number`: of the
-    current item."""
+    """An open object or array. `names`: of properties, or unique items; `number`: of the current item."""
 
     is_object: bool
     start: int
@@ -33,8 +32,7 @@ class Frame(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in a text. `start` of the current string, name or scalar, `obligation` of the current
-    value."""
+    """`start` of the current string, name or scalar; `obligation` of the current value."""
 
     length: int
     mode: int

@@ -22,8 +22,7 @@ from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, matches
 __all__ = ["ALONE", "DRAFTS", "KEYWORDS", "Unevaluated", "ValidationError", "jsonschema"]
 
 _SLOW = "rfc3987_syntax"
-"""Imported by jsonschema if it is installed, as with Jupyter: it reads a grammar for 2.7 s. Here that waits
-until a format needs it."""
+"""Imported by jsonschema if installed; reads a grammar for 2.7 s, here only when a format needs it."""
 
 
 def _is_valid_syntax(*args: str, **named: str) -> bool:
@@ -149,8 +148,7 @@ class Unevaluated:
                 yield from _all(validator, value[index], rest, index)
 
     def _members(self, validator: Any, value: Any, schema: Any, *, whole: bool = True) -> set[str | int]:
-        """The names or indices in `value` that `schema`, which takes it, evaluates. whole: its unevaluated*
-        keyword counts."""
+        """What `schema` evaluates in `value`, which it takes. whole: its unevaluated* keyword counts."""
         if not isinstance(schema, Mapping):
             return set()
         members: set[str | int] = set()

@@ -17,7 +17,7 @@ from typing import Any
 import regex  # type: ignore[import-untyped]
 
 from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, matching, union
-from runtime.grammar.automata.regex_syntax import NOTHING, char_class, rust_point
+from runtime.grammar.automata.regex_syntax import NOTHING, char_class, python_point, rust_point
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _DIGIT: Ranges = ((48, 57),)
@@ -47,8 +47,7 @@ _PROPERTY = re.compile(r"\{(?:(?:gc|sc|scx|General_Category|Script|Script_Extens
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """An expression in two spellings. `rust` leaves out UNSPELLED characters; None if Rust's crates lack a
-    feature, which `why` names."""
+    """Two spellings. `rust` leaves out UNSPELLED characters; None if a feature is lacking, see `why`."""
 
     python: str
     rust: str | None
@@ -57,8 +56,7 @@ class Spelled:
 
 @lru_cache(maxsize=512)
 def spell(pattern: str) -> Spelled:
-    """Both spellings of `pattern`. Raises BadConstraint (a mistake) or UnsupportedConstraint; `where` is
-    left to the caller."""
+    """Both spellings of `pattern`. Raises BadConstraint or UnsupportedConstraint, without `where`."""
     if len(pattern) > _MAX_PATTERN:
         raise BadConstraint(f"has {len(pattern)} characters; at most {_MAX_PATTERN} are taken")
     spelled = _Speller(pattern).run()
@@ -127,11 +125,11 @@ class _Speller:
 
     def _literal(self, value: int) -> None:
         narrow = difference(_one(value), UNSPELLED)
-        self._put(_python_point(value), _class_of(narrow, _rust_point))
+        self._put(python_point(value), _class_of(narrow, _rust_point))
 
     def _chars(self, ranges: Ranges) -> None:
         narrow = difference(ranges, UNSPELLED)
-        self._put(_class_of(ranges, _python_point), _class_of(narrow, _rust_point))
+        self._put(_class_of(ranges, python_point), _class_of(narrow, _rust_point))
 
     def _brace(self) -> None:
         count = _REPEAT.match(self._text, self._at)
@@ -298,11 +296,6 @@ def _one(member: int | Ranges) -> Ranges:
     return ((member, member),) if isinstance(member, int) else member
 
 
-def _python_point(value: int) -> str:
-    char = chr(value)
-    return char if char.isalnum() and char.isascii() else f"\\U{value:08X}"
-
-
 def _rust_point(value: int) -> str:
     return NOTHING if 0xD800 <= value <= 0xDFFF else rust_point(value)  # no text has surrogates
 
@@ -356,6 +349,5 @@ def _searcher(pattern: str) -> Callable[[str], bool]:
 
 
 def matches_pattern(pattern: str, text: str) -> bool:
-    """Whether an ECMA pattern matches somewhere in `text`. Raises BadConstraint if that takes too long, or as
-    spell() does."""
+    """Whether an ECMA pattern matches in `text`. Raises BadConstraint if slow, or as spell() does."""
     return _searcher(pattern)(text)
