@@ -14,7 +14,7 @@ import numpy as np
 from runtime.grammar.base import Matcher, Origin, Rejection, Step, last_steps
 from runtime.grammar.completion import Steps
 from runtime.grammar.masks.token_bits import Bits
-from runtime.grammar.tags.tag_space import TagSpace, Triggers
+from runtime.grammar.tags.tag_space import TagSpace, Triggers, tag_space
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.vocabulary import Vocabulary
@@ -41,7 +41,7 @@ class Reasoning:
         for token in (token for sequence in (*end.ids, end.inside) for token in sequence):
             if not 0 <= token < len(vocabulary):
                 raise BadRequest(f"has no id {token} in {len(vocabulary)}", where="reasoning_end")
-        self.space = TagSpace(vocabulary)
+        self.space = tag_space(vocabulary)
         self.sequences = end.ids
         self.triggers = Triggers([text.encode() for text in end.texts])
         marks = {token for sequence in (*end.ids, end.inside) for token in sequence}

@@ -11,9 +11,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import threading
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -173,16 +172,11 @@ class XGrammarBackend(GrammarBackend):
         self._policy, self._formats = whitespace, format_policy(schema_format)
         self._limits = xgrammar_limits
         self._tags = StructuralTags(vocabulary, self.compile, self.name)
-        self._space: XSpace | None = None
-        self._lock = threading.Lock()
 
-    @property
+    @cached_property
     def space(self) -> XSpace:
         """Created when first needed: it takes a second for a large vocabulary."""
-        with self._lock:
-            if self._space is None:
-                self._space = XSpace(self.vocabulary)
-            return self._space
+        return XSpace(self.vocabulary)
 
     def compile(self, constraint: Constraint) -> Matcher:
         match constraint.kind:

@@ -22,7 +22,6 @@ Each constrained part is kept as the backend keeps it alone; the whole is exact 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ import msgspec
 from runtime.grammar.base import Matcher, Origin
 from runtime.grammar.json_schema.shapes import shown
 from runtime.grammar.tags.tag_matcher import TagMatcher, TagProgram
-from runtime.grammar.tags.tag_space import TagSpace
+from runtime.grammar.tags.tag_space import tag_space
 from runtime.grammar.tags.tagged_text import Chain, Choice, Exit, Leaf, Literal, Loop, Part, Text
 from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -59,31 +58,21 @@ Read = Callable[[Mapping[str, Any], str, Ends, int], Part]
 
 
 class StructuralTags:
-    """Compiles structural tags over a backend. `compile_part` compiles their parts, `spell_text` gives the
-    grammars of
-    texts that keep a schema, `name` is the backend's."""
+    """Compiles structural tags over a backend, called `name`. `compile_part` compiles their parts,
+    `spell_text` gives the grammars of texts that keep a schema."""
 
     def __init__(
         self, vocabulary: Vocabulary, compile_part: Compile, name: str, spell_text: SpellText | None = None
     ) -> None:
         self._vocabulary, self._compile, self._name = vocabulary, compile_part, name
         self._spell_text = spell_text
-        self._space: TagSpace | None = None
-        self._lock = threading.Lock()
-
-    def prepare(self) -> TagSpace:
-        """The vocabulary prepared for structural tags."""
-        with self._lock:
-            if self._space is None:
-                self._space = TagSpace(self._vocabulary)
-            return self._space
 
     def compile(self, constraint: Constraint) -> Matcher:
         """A matcher for the structural tag in the constraint, whose other fields count for the JSON in it.
         Raises BadConstraint (path in it, and why) or UnsupportedConstraint."""
         reader = _Reader(self._compile, constraint, self._spell_text)
         part = reader.read(constraint.spec)
-        space = self.prepare()
+        space = tag_space(self._vocabulary)
         # Now, by the compiling thread, rather than at the first mask inside of a tag.
         for word in reader.ends:
             space.ending_in(word)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,12 @@ class Triggers:
             ends.update(string[len(begun) :] for string in self.strings if string.startswith(begun))
             state = self._fail[state]
         return ends
+
+
+@lru_cache(maxsize=4)
+def tag_space(vocabulary: Vocabulary) -> TagSpace:
+    """The TagSpace of `vocabulary`, shared."""
+    return TagSpace(vocabulary)
 
 
 class TagSpace:
