@@ -70,17 +70,8 @@ class DfaMatcher(Matcher):
     def forced_bytes(self) -> bytes:
         return b"" if self._state == _STOPPED else self._dfa.forced(self._state)[0]
 
-    def next_bytes(self) -> frozenset[int]:
-        if self._state == _STOPPED:
-            return frozenset()
-        return frozenset(
-            byte
-            for byte in self._dfa.next_bytes(self._state)
-            if self._automaton.leads_on(self._dfa.step(self._state, byte))
-        )
-
     def footprint(self) -> int:
-        return self._automaton.nbytes + 1000
+        return self._dfa.nbytes + 1000
 
     def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
         if self.may_stop():

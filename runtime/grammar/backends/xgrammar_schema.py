@@ -103,7 +103,7 @@ def check(document: SchemaDocument) -> Kept:
         for kind, words in _INFERRED.items():
             if words & node.keys():
                 node.setdefault("type", kind)
-        if "array" in _types(node) and "prefixItems" not in node:
+        if "array" in node.get("type", ()) and "prefixItems" not in node:
             node.setdefault("items", True)
     for path in endless(document).intersection(paths):
         text = "no finite value matches it, and xgrammar would begin one"
@@ -114,11 +114,6 @@ def check(document: SchemaDocument) -> Kept:
 def _refused(what: str, path: SchemaPath) -> UnsupportedConstraint:
     hint = 'grammar backend "auto" chooses one that keeps it'
     return unsupported(f"{what} is not kept exactly by xgrammar", path, hint)
-
-
-def _types(node: Mapping[str, Any]) -> list[str]:
-    types = node.get("type", [])
-    return [types] if isinstance(types, str) else list(types)
 
 
 def _is_known_format(node: Mapping[str, Any]) -> bool:

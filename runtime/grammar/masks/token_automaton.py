@@ -101,11 +101,6 @@ class TokenAutomaton:
             ids = ids[np.array([self.leads_on(state) for state in some.tolist()], dtype=np.bool_)[which]]
         return space.bits.pack_ids(ids)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the automaton."""
-        return self.dfa.nbytes
-
     def shortest_end(self, state: int, limit: int) -> tuple[int, ...] | None:
         """At most `limit` ids that spell the shortest text from `state` to a match, if tokens can."""
         if not self._complete:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +158,7 @@ class ClosingTokens:
             yield from ids[np.isin(numbers, wrong)].tolist() if wrong else ()
             return
         special = [text[len(begun) :] for text in apart if text.startswith(begun)]
-        usual = valid(next(text for text in _fresh() if text not in special))
+        usual = valid(next(text for text in map("\x11{}".format, count()) if text not in special))
         odd = [token for text in special if valid(text) is not usual for token in groups.tokens(text)]
         if odd or not usual:
             held = set(ids.tolist())
@@ -237,14 +238,6 @@ def distinguished(position: Position) -> frozenset[str] | None:
     if apart is None or frame is None or not _differs(position):
         return apart
     return apart | {json.loads(item) for item in frame.names if item.startswith('"')}
-
-
-def _fresh() -> Iterator[str]:
-    """Endless strings that no schema contains."""
-    number = 0
-    while True:
-        yield f"\x11{number}"
-        number += 1
 
 
 def _text(data: bytes) -> str | None:
