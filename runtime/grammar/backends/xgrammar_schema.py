@@ -100,8 +100,8 @@ def check(document: SchemaDocument) -> Kept:
         ignored |= dict.fromkeys(unknown_keywords(path, node, document.draft))
         if not _is_known_format(node):
             ignored[f"format {node['format']!r} at {show(path)}"] = None
-        for kind, words in _INFERRED.items():
-            if words & node.keys():
+        for kind, keywords in _INFERRED.items():
+            if keywords & node.keys():
                 node.setdefault("type", kind)
         if "array" in node.get("type", ()) and "prefixItems" not in node:
             node.setdefault("items", True)
@@ -187,7 +187,7 @@ def _states(pattern: str, path: SchemaPath) -> int:
 
 def _left_out(node: Mapping[str, Any]) -> Iterator[str]:
     """What a schema object allows and the library does not offer."""
-    if "type" not in node and any(words & node.keys() for words in _INFERRED.values()):
+    if "type" not in node and any(keywords & node.keys() for keywords in _INFERRED.values()):
         yield "values of other types"
     if (node.get("properties") or "maxProperties" in node) and "additionalProperties" not in node:
         yield "properties that it does not name"

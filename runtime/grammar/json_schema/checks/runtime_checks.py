@@ -150,7 +150,7 @@ class RuntimeChecks:
             known = self._obligations[paths] = Obligation(self, paths, whole=whole)
         return known
 
-    def closure(self, paths: Paths, words: Container[str | int] | None = ("allOf",)) -> Paths:
+    def closure(self, paths: Paths, keywords: Container[str | int] | None = ("allOf",)) -> Paths:
         """The schemas that those at `paths` lead to, see _after(), themselves included; by default those that
         apply where they do."""
         closed: dict[SchemaPath, None] = {}
@@ -159,17 +159,19 @@ class RuntimeChecks:
             path = waiting.pop()
             if path not in closed:
                 closed[path] = None
-                waiting.extend(reversed(self._after(path, words)))
+                waiting.extend(reversed(self._after(path, keywords)))
         return tuple(closed)
 
     def _referred(self, path: SchemaPath) -> list[SchemaPath]:
         targets = self.document.targets.get(path, {})
         return [target.path for word, target in targets.items() if word not in self.checks.get(path, ())]
 
-    def _after(self, path: SchemaPath, words: Container[str | int] | None = None) -> list[SchemaPath]:
-        """The schemas that one leads to: by reference, and as parts under `words`, None: any keyword."""
+    def _after(self, path: SchemaPath, keywords: Container[str | int] | None = None) -> list[SchemaPath]:
+        """The schemas that one leads to: by reference, and as parts under `keywords`, None: any keyword."""
         inside = self.document.parts.get(path, ())
-        return self._referred(path) + [one for one in inside if words is None or one[len(path)] in words]
+        return self._referred(path) + [
+            one for one in inside if keywords is None or one[len(path)] in keywords
+        ]
 
     def _dropped(self) -> Paths:
         """The schemas that the wider grammar leaves out, with the keyword that they are under."""
@@ -177,8 +179,8 @@ class RuntimeChecks:
         for path, keywords in self.checks.items():
             if "the whole schema" in keywords:
                 return ((),)
-            words = {word for word in keywords if word in _DROPPED}
-            dropped += [one for one in self.document.parts.get(path, ()) if one[len(path)] in words]
+            inside = self.document.parts.get(path, ())
+            dropped += [one for one in inside if one[len(path)] in _DROPPED and one[len(path)] in keywords]
         return tuple(dropped)
 
     def _node_or_none(self, path: SchemaPath) -> Any:
