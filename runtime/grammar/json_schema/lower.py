@@ -241,6 +241,8 @@ class KeywordRules:
 
     def properties(self) -> None:
         node = self._node
+        if any(map(self.has, SAME_VALUE)):
+            self.leave("unevaluatedProperties")
         spelled = self._pattern_properties()
         named = {name: self.child("properties", name) for name in node.get("properties", {})}
         patterns: dict[str, Lowered] = {}
@@ -350,32 +352,8 @@ class KeywordRules:
 
     def property_conditions(self) -> None:
         self.leave("dependencies", "dependentRequired", "dependentSchemas")
-        if self.has("propertyNames"):
-            if (
-                not self._names_kept  # by unevaluatedProperties
-                and self._names_rule() is not None
-                and not self.has("properties")
-                and not self.has("additionalProperties")
-            ):
-                self.properties()
-            if not self._names_kept:
-                self.leave("propertyNames")
-
-    def unevaluated(self) -> None:
-        for word, instead in (
-            ("unevaluatedProperties", "additionalProperties"),
-            ("unevaluatedItems", "items"),
-        ):
-            if not self.has(word):
-                continue
-            if any(map(self.has, SAME_VALUE)) or (instead == "items" and self.has("contains")):
-                self.leave(word)
-            elif instead == "items":
-                listed = isinstance(self._node.get("items"), list) and "additionalItems" not in self._node
-                if listed or "items" not in self._node:
-                    self._out["items"] = self.child(word)
-            elif "properties" not in self._node and "patternProperties" not in self._node:
-                self.properties()
+        if self.has("propertyNames") and not self._names_kept:
+            self.leave("propertyNames")
 
     # -- arrays
 
@@ -395,6 +373,13 @@ class KeywordRules:
                 self._out["items"] = self.child("additionalItems")
         elif "items" in node:
             self._out["items"] = self.child("items")
+
+    def unevaluated_items(self) -> None:
+        listed = isinstance(self._node.get("items"), list) and "additionalItems" not in self._node
+        if any(map(self.has, (*SAME_VALUE, "contains"))):
+            self.leave("unevaluatedItems")
+        elif listed or "items" not in self._node:
+            self._out["items"] = self.child("unevaluatedItems")
 
     def item_counts(self) -> None:
         for word in ("minItems", "maxItems"):
@@ -445,16 +430,14 @@ _RULES = _table(
     (KeywordRules.texts, ("pattern", "format")),
     (KeywordRules.numbers, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
     (KeywordRules.properties, ("properties", "patternProperties", "additionalProperties")),
+    (KeywordRules.properties, ("propertyNames", "unevaluatedProperties")),
     (KeywordRules.required, ("required",)),
     (KeywordRules.property_counts, ("minProperties", "maxProperties")),
-    (
-        KeywordRules.property_conditions,
-        ("dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
-    ),
+    (KeywordRules.property_conditions, ("dependencies", "dependentRequired", "dependentSchemas")),
     (KeywordRules.items, ("items", "prefixItems", "additionalItems")),
     (KeywordRules.item_counts, ("minItems", "maxItems")),
     (KeywordRules.item_conditions, ("uniqueItems", "contains", "minContains", "maxContains")),
-    (KeywordRules.unevaluated, ("unevaluatedItems", "unevaluatedProperties")),
+    (KeywordRules.unevaluated_items, ("unevaluatedItems",)),
 )
 
 

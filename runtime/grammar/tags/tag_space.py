@@ -23,7 +23,9 @@ _KEPT = 256
 def _utf8_states() -> list[list[int]]:
     """By state, 0 = between characters: the state after each byte, -1 if it is not UTF-8."""
     table = utf8_table(tuple((*span, 0) for span in complement(SURROGATES)), 1)
-    return np.where(table < 0, table + 1, table).tolist()  # ~0: a character is complete, ~1: there is none
+    # ~0: a character is complete, ~1: there is none.
+    states: list[list[int]] = np.where(table < 0, table + 1, table).tolist()
+    return states
 
 
 def utf8_step(state: int, byte: int) -> int:
