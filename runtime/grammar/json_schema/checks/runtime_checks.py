@@ -298,11 +298,7 @@ class Obligation:
 
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
-        for path in self._name_paths:
-            fault = self._runtime.fault(path, name)
-            if fault is not None:
-                return fault
-        return None
+        return self._fault_of(name, self._name_paths)
 
     @property
     def depends_on_text(self) -> bool:
@@ -330,7 +326,7 @@ class Obligation:
 
     @cached_property
     def _any_text_fault(self) -> str | None:
-        return self._fault_of("")
+        return self._fault_of("", self.paths)
 
     def fault(self, text: str) -> str | None:
         """Why the JSON in `text` is invalid; None if it is valid."""
@@ -342,12 +338,12 @@ class Obligation:
             value = json.loads(text)
         except ValueError as error:  # a number of thousands of digits
             return str(error)
-        return self._fault_of(value)
+        return self._fault_of(value, self.paths)
 
     def string_fault(self, text: str) -> str | None:
         """fault() of the string `text`."""
-        return self._fault_of(text) if self._reads_text else self._any_text_fault
+        return self._fault_of(text, self.paths) if self._reads_text else self._any_text_fault
 
-    def _fault_of(self, value: Any) -> str | None:
-        faults = (self._runtime.fault(path, value) for path in self.paths)
+    def _fault_of(self, value: Any, paths: Paths) -> str | None:
+        faults = (self._runtime.fault(path, value) for path in paths)
         return next((fault for fault in faults if fault is not None), None)

@@ -154,20 +154,14 @@ def _leap_date_time(text: str) -> bool:
 
 def _label(label: str, *, ascii_only: bool) -> bool:
     """A label of RFC 5890: letters, digits and hyphens, an A-label, or a U-label."""
-    if label.isascii():
-        if label[:4].lower() != "xn--":
-            return len(label) <= 63 and _compiled("hostname").fullmatch(label) is not None
-        try:
-            return idna.alabel(idna.ulabel(label)).decode() == label.lower()
-        except (idna.IDNAError, UnicodeError):
-            return False
-    if ascii_only:
-        return False
+    if label.isascii() and label[:4].lower() != "xn--":
+        return len(label) <= 63 and _compiled("hostname").fullmatch(label) is not None
     try:
-        idna.alabel(label)
+        if label.isascii():
+            return idna.alabel(idna.ulabel(label)).decode() == label.lower()
+        return not ascii_only and bool(idna.alabel(label))
     except (idna.IDNAError, UnicodeError):
         return False
-    return True
 
 
 def _one_direction(labels: list[str]) -> bool:
