@@ -105,9 +105,11 @@ def check(document: SchemaDocument) -> Kept:
                 node.setdefault("type", kind)
         if "array" in node.get("type", ()) and "prefixItems" not in node:
             node.setdefault("items", True)
-    for path in endless(document).intersection(paths):
-        text = "no finite value matches it, and xgrammar would begin one"
-        raise unsupported(text, path, 'take it out, or use grammar backend "auto"')
+    dead = endless(document)
+    for path in paths:
+        if path in dead:
+            text = "no finite value matches it, and xgrammar would begin one"
+            raise unsupported(text, path, 'take it out, or use grammar backend "auto"')
     return Kept(work, tuple(narrowed)[:MAX_IGNORED], tuple(ignored)[:MAX_IGNORED])
 
 

@@ -201,9 +201,12 @@ class SchemaDocument:
             node = self.node(path)
             if path not in self.objects and isinstance(node, dict):
                 self.objects[path] = node
-                references = {word: node[word] for word in REFERENCES if isinstance(node.get(word), str)}
-                ends = {word: self.resolve(reference, path) for word, reference in references.items()}
-                self.targets[path] = {word: target for word, target in ends.items() if target is not None}
+                self.targets[path] = {}
+                for word in REFERENCES:
+                    if isinstance(node.get(word), str) and known(word, self.draft):
+                        target = self.resolve(node[word], path)
+                        if target is not None:
+                            self.targets[path][word] = target
                 inside = () if self.alone(node) else self.subschemas(node)
                 self.parts[path] = [path + steps for steps, _ in inside]
                 waiting += self.parts[path]
