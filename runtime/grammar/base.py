@@ -177,11 +177,8 @@ def quick_completion(matcher: Matcher) -> CompletionResult:
 
 
 class Completion:
-    """The shortest whole output of a constraint that is found, searched for on demand. Shared by all matchers
-    of the constraint and by threads.
-
-    `later`: runs a piece of work on another thread; None: the waiting thread does it.
-    """
+    """The shortest whole output that is found of a constraint, searched for on demand; shared by threads.
+    `later`: runs a piece of work on another thread; None: the waiting thread does it."""
 
     def __init__(self, start: Matcher, later: Callable[[Callable[[], object]], None] | None = None) -> None:
         self._start, self._later = start, later

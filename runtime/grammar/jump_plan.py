@@ -139,10 +139,8 @@ class JumpPlanner:
         return None
 
     def encode_exactly(self, text: str) -> list[int] | None:
-        """The ids of `text` if they spell it byte for byte, else None (normalised text, special tokens).
-
-        Some tokenizers put a space before a text: then the ids after an anchor are taken.
-        """
+        """The ids of `text` if they spell it byte for byte, else None (normalised text, special tokens). Of a
+        tokenizer that puts a space before a text, the ids after an anchor."""
         data, tokens = text.encode(), self.vocabulary.tokens
         for anchor in ("", *_ANCHORS):
             before = self._encode(anchor) if anchor else []
@@ -204,11 +202,8 @@ class JumpPlanner:
 
     @staticmethod
     def _stable(text: str, index: int, following: Following) -> bool:
-        """Whether what follows text[:index] cannot change how a pre-tokenizer cuts what is before it.
-
-        Kinds that differ: a run has ended. White space: the one character after it is known to be none. Signs
-        and letters without case: a run may go on, but its beginning is settled.
-        """
+        """Whether what follows text[:index] cannot change how a pre-tokenizer cuts what is before it: a run
+        has ended, or its beginning is settled (signs, letters without case)."""
         left = text[index - 1]
         if left in _APOSTROPHES:
             return False

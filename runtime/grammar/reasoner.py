@@ -54,10 +54,8 @@ class Reasoning:
         return AnyMatcher(self.space)
 
     def wrap(self, matcher: Matcher, *, thinking: bool, max_thinking_tokens: int | None = None) -> Matcher:
-        """`matcher` (at its start) for the answer alone; itself if the model does not reason.
-
-        max_thinking_tokens: after so many, the end must follow, token by token. Raises BadRequest below 0.
-        """
+        """`matcher` (at its start) for the answer alone; itself if the model does not reason. After
+        max_thinking_tokens the end must follow, token by token. Raises BadRequest below 0."""
         if not thinking:
             return matcher
         if max_thinking_tokens is not None and max_thinking_tokens < 0:

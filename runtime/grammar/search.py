@@ -34,11 +34,9 @@ _DEAD: tuple[frozenset[int], Any] = (frozenset(), START)
 
 
 class _Unanchored:
-    """The automaton of "anything, then `node`", with states created as they are visited. Not thread-safe.
-
-    A state is an int; one from before reset() is carried over by its key. Acceptance is that of `re.search`
-    on the text so far; a match ends at the last character, or one before it.
-    """
+    """The automaton of "anything, then `node`", with states created as they are visited: ints, carried over a
+    reset() by their keys. It accepts as `re.search` on the text so far; a match ends at the last character,
+    or one before it. Not thread-safe."""
 
     def __init__(self, node: Node) -> None:
         self._meter = Meter(Limits(work=1 << 62, seconds=float("inf")))
@@ -146,11 +144,9 @@ class Match:
 
 
 class Search:
-    """A search for any of `patterns`, shared by requests and threads.
-
-    Raises BadConstraint or UnsupportedConstraint for a pattern that is not a regular expression, is not
-    supported exactly, is too large, or matches the empty text.
-    """
+    """A search for any of `patterns`, shared by requests and threads. Raises BadConstraint or
+    UnsupportedConstraint for one that is no regular expression, not supported exactly, too large, or matches
+    the empty text."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         nodes = [_node(pattern) for pattern in patterns]

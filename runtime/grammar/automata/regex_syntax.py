@@ -313,10 +313,8 @@ def positions(node: Node) -> int:
 
 
 def rust_spelling(pattern: str) -> str:
-    """The language of re.fullmatch(pattern, .) as a Rust pattern that is matched as a whole.
-
-    Raises BadConstraint (with the position of the mistake) or UnsupportedConstraint.
-    """
+    """The language of re.fullmatch(pattern, .) as a Rust pattern that is matched as a whole. Raises
+    BadConstraint (with the position of the mistake) or UnsupportedConstraint."""
     return spelled(parse(pattern))
 
 

@@ -1,8 +1,7 @@
 """JSON schemas by llguidance: the narrowest language that the library takes, and checks for what it lacks.
 
-A schema is lowered to what the library keeps exactly. If the library refuses that, more is left to the
-validator, step by step, down to JSON of the right type. For a schema that nothing matches the innermost cause
-is reported.
+A schema is lowered to what the library keeps exactly. If it refuses that, more is left to the validator, step
+by step, down to JSON of the right type. Of a schema that nothing matches the innermost cause is reported.
 """
 
 from __future__ import annotations

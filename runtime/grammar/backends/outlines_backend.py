@@ -1,6 +1,5 @@
-"""OutlinesGrammarBackend: regular constraints by automata over the vocabulary, after Willard & Louf,
-"Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with masks computed as states are
-visited.
+"""OutlinesGrammarBackend: regular constraints by automata over the vocabulary (Willard & Louf,
+arXiv:2307.09702), with masks computed as states are visited.
 """
 
 from __future__ import annotations

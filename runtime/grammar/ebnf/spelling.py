@@ -1,6 +1,5 @@
-"""Writes a grammar for engines: as Lark, as EBNF in a form that all readers agree on, or as one pattern.
-Rules are numbered and characters spelled by code point, so nothing depends on an engine's own reading of
-escapes.
+"""Writes a grammar for engines: as Lark, as plain EBNF, or as one pattern. Rules are numbered and characters
+spelled by code point, so nothing depends on how an engine reads escapes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Examples: small values of a schema, as the first completions to try.
 
 Each part gets the smallest value that may match: a listed one, required members, the shortest text of a
-pattern, a bound of a number. A validator checks the parts; the caller checks the whole with a matcher. Work
-is bounded, so there may be none; PAUSE is yielded between two pieces of it.
+pattern, a bound of a number. A validator checks the parts, the caller the whole. Work is bounded, so there
+may be none; PAUSE is yielded between two pieces of it.
 """
 
 from __future__ import annotations

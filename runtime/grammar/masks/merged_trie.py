@@ -1,8 +1,7 @@
 """MergedTrie: the tree of tokens in which bytes that an automaton does not distinguish share a path.
 
 Inside of a string an automaton distinguishes the quote, the backslash and the rest, so a walk takes thousands
-of nodes instead of hundreds of thousands. Of a run, the characters along a wide repeat, only the number
-counts.
+of nodes, not hundreds of thousands. Of a run, the characters along a wide repeat, only the number counts.
 """
 
 from __future__ import annotations

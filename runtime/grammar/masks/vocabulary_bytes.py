@@ -1,6 +1,5 @@
-"""The bytes of every id of a `tokenizer.json`, without a tokenizer library: byte-level, as in GPT-2, or in
-the manner of SentencePiece (`▁` for a space, `<0xE2>` for a byte without its own piece). Other kinds are
-refused.
+"""The bytes of every id of a `tokenizer.json`, without a tokenizer library: byte-level, as in GPT-2, or as in
+SentencePiece (`▁` for a space, `<0xE2>` for a byte without its own piece).
 """
 
 from __future__ import annotations

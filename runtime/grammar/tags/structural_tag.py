@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from runtime.grammar.base import Matcher, Origin
-from runtime.grammar.json_schema.shapes import shown
 from runtime.grammar.tags.tag_matcher import TagMatcher, TagProgram
 from runtime.grammar.tags.tag_space import tag_space
 from runtime.grammar.tags.tagged_text import Chain, Choice, Exit, Leaf, Literal, Loop, Part, Text
@@ -352,7 +351,7 @@ def _any_of(strings: Ends) -> Part:
 
 def _object(node: Any, path: str) -> None:
     if not isinstance(node, dict):
-        raise BadConstraint(f"must be a JSON object, got {shown(node)}", where=path)
+        raise BadConstraint(f"must be a JSON object, got {_shown(node)}", where=path)
 
 
 def _only_keys(node: Mapping[str, Any], known: tuple[str, ...], path: str) -> None:
@@ -371,7 +370,7 @@ def _list(node: Mapping[str, Any], key: str, path: str) -> list[Any]:
 def _string(node: Mapping[str, Any], key: str, path: str) -> str:
     value = node.get(key)
     if not isinstance(value, str):
-        raise BadConstraint(f"{key} must be a string, got {shown(value)}", where=path)
+        raise BadConstraint(f"{key} must be a string, got {_shown(value)}", where=path)
     return value
 
 
@@ -394,7 +393,7 @@ def _strings(node: Mapping[str, Any], key: str, path: str) -> tuple[bytes, ...]:
 
 def _encoded(word: Any, path: str) -> bytes:
     if not isinstance(word, str):
-        raise BadConstraint(f"must be a string, got {shown(word)}", where=path)
+        raise BadConstraint(f"must be a string, got {_shown(word)}", where=path)
     if len(word) > MAX_WORD:
         raise BadConstraint(f"has {len(word)} characters; at most {MAX_WORD} are taken", where=path)
     try:
@@ -406,5 +405,10 @@ def _encoded(word: Any, path: str) -> bytes:
 def _flag(node: Mapping[str, Any], key: str, path: str) -> bool:
     value = node.get(key, False)
     if not isinstance(value, bool):
-        raise BadConstraint(f"{key} must be true or false, got {shown(value)}", where=path)
+        raise BadConstraint(f"{key} must be true or false, got {_shown(value)}", where=path)
     return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

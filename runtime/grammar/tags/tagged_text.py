@@ -1,8 +1,7 @@
 """Text in which free text, literals and constrained parts alternate: the machine of structural tags.
 
-Parts are matched byte by byte by a set of threads, so a token may cross from one part into the next and parts
-may be ambiguous. Constrained parts are matchers of a backend. Free text is UTF-8 and ends at its first
-trigger.
+A set of threads follows the parts byte by byte, so a token may cross from one part into the next and parts
+may be ambiguous. Constrained parts are matchers of a backend; free text is UTF-8 up to its first trigger.
 """
 
 from __future__ import annotations
