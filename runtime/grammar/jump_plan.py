@@ -277,7 +277,7 @@ def _whole_text(data: bytes) -> str | None:
 
 
 def _kind(char: str) -> str:
-    """l: letters with case, and marks; u: other letters; d: numbers; s: white space; o: all else."""
+    """l = letters with case, and marks; u = other letters; d = numbers; s = white space; o = all else."""
     if char.isspace():
         return "s"
     category = unicodedata.category(char)
