@@ -146,8 +146,8 @@ class Lowering:
             if number >= MAX_NODES:
                 raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
             for word in REFERENCES:
-                if isinstance(node.get(word), str) and known(word, self.document.draft):
-                    self._target(path, word, node[word])
+                if word in node and known(word, self.document.draft):
+                    self._check_reference(path, word, node[word])
             if self.document.alone(node):
                 continue
             check_shapes(path, node, self.document.draft)
@@ -157,11 +157,17 @@ class Lowering:
             if isinstance(node.get("pattern"), str):
                 self.text_rule(path, "pattern", node["pattern"])
 
-    def reference(self, path: SchemaPath, word: str, reference: Any) -> Lowered:
-        """A reference to a definition of the result; True if only the validator knows it."""
+    def _check_reference(self, path: SchemaPath, word: str, reference: Any) -> None:
+        """Refuse what is neither in the document nor a metaschema, which the validator knows."""
         if not isinstance(reference, str):
             raise mistake(f"{word} is not a string", path)
-        target = self._target(path, word, reference)
+        if word not in self.document.targets[path] and not is_metaschema(reference):
+            text = f"{word} {reference!r} leads out of the schema; nothing is fetched"
+            raise unsupported(text, path, "put what it refers to under $defs")
+
+    def reference(self, path: SchemaPath, word: str, reference: str) -> Lowered:
+        """A reference to a definition of the result; True if only the validator knows it."""
+        target = self.document.targets[path].get(word)
         if target is None:
             self.check(path, f"{word} to {reference}")
             return True
@@ -174,14 +180,6 @@ class Lowering:
             self._waiting.append((name, target))
         return {"$ref": f"#/$defs/{self._names[target.path]}"}
 
-    def _target(self, path: SchemaPath, word: str, reference: str) -> Target | None:
-        """None for a metaschema. Raises UnsupportedConstraint for what is not in the document."""
-        target = self.document.targets[path].get(word)
-        if target is not None or is_metaschema(reference):
-            return target
-        text = f"{word} {reference!r} leads out of the schema; nothing is fetched"
-        raise unsupported(text, path, "put what it refers to under $defs")
-
     def text_rule(self, path: SchemaPath, word: str, value: str) -> str | None:
         """A `pattern` or `format` as an expression for the engine; None if it has none and is checked."""
         if word == "pattern":
@@ -189,9 +187,7 @@ class Lowering:
                 return spell(value).rust
             except BadConstraint as error:
                 raise type(error)(error.message, where=f"{KIND} {show(path)}/pattern") from None
-        if value in FORMATS:
-            return f"^(?:{FORMATS[value]})$"
-        return None
+        return f"^(?:{FORMATS[value]})$" if value in FORMATS else None
 
 
 Rules = Callable[[Lowering, SchemaPath, Mapping[str, Any]], Lowered]
