@@ -168,8 +168,7 @@ QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 16, 0.1, 16
 
 
 def quick_completion(matcher: Matcher) -> CompletionResult:
-    """A short whole output of a fresh matcher, or that there certainly is none, as far as a quick search
-    tells."""
+    """A short whole output of a fresh matcher, or that there certainly is none, if a quick search tells."""
     if type(matcher).closing_steps is not Matcher.closing_steps or matcher.vocabulary is None:
         return CompletionResult(None)
     if matcher.may_stop():
@@ -178,11 +177,8 @@ def quick_completion(matcher: Matcher) -> CompletionResult:
 
 
 class Completion:
-    """The shortest whole output of a constraint that is found, searched for on demand. Shared by all matchers
-    of the constraint and by threads.
-
-    `later`: runs a piece of work on another thread; None: the waiting thread does it.
-    """
+    """The shortest whole output that is found of a constraint, searched for on demand; shared by threads.
+    `later`: runs a piece of work on another thread; None: the waiting thread does it."""
 
     def __init__(self, start: Matcher, later: Callable[[Callable[[], object]], None] | None = None) -> None:
         self._start, self._later = start, later
@@ -269,8 +265,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> Matcher:
-        """A fresh matcher. Raises BadConstraint (it cannot be compiled: where and why) or
-        UnsupportedConstraint."""
+        """A fresh matcher. Raises BadConstraint (where and why) or UnsupportedConstraint."""
 
 
 def read_choices(spec: str) -> list[str]:

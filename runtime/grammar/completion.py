@@ -72,8 +72,7 @@ class Cursor(ABC):
 
     @abstractmethod
     def advance(self, token: int) -> bool:
-        """Follow one token. False, and no change, if it is not allowed. An eos id is allowed if
-        may_stop()."""
+        """Follow one token; an eos id if may_stop(). False, and no change, if it is not allowed."""
 
     @abstractmethod
     def mask(self) -> TokenMask:
@@ -97,8 +96,7 @@ class Cursor(ABC):
 
 
 class CompletionResult(NamedTuple):
-    """`ids`: the completion, or None. `empty`: every continuation was followed and none ends, so there
-    certainly is no completion."""
+    """`ids`: the completion, or None. `empty`: nothing was left out, so there certainly is none."""
 
     ids: tuple[int, ...] | None
     empty: bool = False
@@ -135,8 +133,7 @@ class Spelling:
         return np.array(known[:16], dtype=np.int64)
 
     def choices(self, mask: TokenMask, most: int, literals: npt.NDArray[np.int64]) -> tuple[list[int], bool]:
-        """Ids of `mask` to try, best first, without eos, at most `most` of a dense mask; and whether these
-        are all."""
+        """Ids of `mask` to try, best first, no eos, at most `most` of a dense mask; whether these are all."""
         free = len(self._plain) > 0 and len(_within(mask, self._plain)) == len(self._plain)
         probe = _within(mask, self._inside if free else self._outside)
         at = sum(token in self._closers for token in probe) if free else _CHOICES - 2
@@ -376,8 +373,7 @@ Written: TypeAlias = "tuple[Cursor, tuple[int, ...]] | None"
 def write_value(
     start: Cursor, vocabulary: Vocabulary, value: Any, comma: bytes, colon: bytes
 ) -> tuple[int, ...] | None:
-    """The ids of a JSON value, the members of its objects in an order that `start` takes, chosen one after
-    another; None if there is none."""
+    """The ids of a JSON value, its members in an order that `start` takes; None if there is none."""
     bits = token_bits(vocabulary)
 
     def write_bytes(cursor: Cursor, ids: tuple[int, ...], data: bytes) -> Written:
@@ -456,8 +452,7 @@ def rest_of(cursor: Cursor, ids: tuple[int, ...]) -> Steps[tuple[int, ...] | Non
 
 
 def _spliced(start: Cursor, ids: tuple[int, ...], seconds: float) -> Steps[tuple[int, ...]]:
-    """The completion `ids` with each rest replaced by the shortest end of it that is valid there. `seconds`:
-    CPU time."""
+    """The completion `ids`, each rest replaced by its shortest valid end. `seconds`: CPU time."""
     here, at = start.copy(), 0
     while at < len(ids) and seconds > 0:
         began = time.thread_time()

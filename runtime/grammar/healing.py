@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from runtime.grammar.automata.dfa import shared_prefix
 from runtime.grammar.base import Matcher
-from runtime.grammar.masks.token_bits import TokenBits, token_bits
+from runtime.grammar.masks.token_bits import TokenBits, sift_tokens, token_bits
 from runtime.plan import TokenMask
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -41,8 +40,7 @@ class Healing:
         return self._bits.listed([self.removed[0], *_fitting(self._bits, text, matcher)])
 
     def take(self, token: int, matcher: Matcher | None) -> int | None:
-        """Follow one token of mask(). Returns how many bytes of its text are the prompt's; None, and no
-        change, if it is not allowed."""
+        """Follow one token of mask(): how many of its bytes are the prompt's; None if it is not allowed."""
         text, data = self.text, self._vocabulary.tokens[token]
         if token == self.removed[0]:
             self.removed = self.removed[1:]
@@ -63,28 +61,27 @@ def _longer(vocabulary: Vocabulary, text: bytes, first: int) -> TokenMask:
 
 def _fitting(bits: TokenBits, text: bytes, matcher: Matcher) -> list[int]:
     """Ids whose text begins with `text` and continues as `matcher` allows; [] if that is too much work."""
-    probe, ids = matcher.copy(), []
-    path = refused = b""  # the bytes that `probe` has followed; a prefix that it refused
-    work = 0
-    for data, number in _beginning(bits, text):
-        rest = data[len(text) :]
-        if refused and rest.startswith(refused):
-            continue
-        shared = shared_prefix(path, rest)
-        if shared < len(path):
-            probe.rollback(len(path) - shared)
-            path = path[:shared]
-        refused = b""
-        for byte in rest[shared:]:
-            work += 1
-            if not probe.advance_bytes(bytes((byte,))):
-                refused = path + bytes((byte,))
-                break
-            path += bytes((byte,))
-        else:
-            ids.append(number)
+    probe, followed, work = matcher.copy(), 0, 0
+
+    def step(state: int, rest: bytes, at: int) -> tuple[int, int | None]:
+        nonlocal followed, work
+        work += 1
+        taken = probe.advance_bytes(rest[at : at + 1])
+        followed += taken
+        return at + 1, followed if taken else None
+
+    def go_back(state: int) -> None:
+        nonlocal followed
+        probe.rollback(followed - state)
+        followed = state
+
+    ids: list[int] = []
+    tokens = ((data[len(text) :], number) for data, number in _beginning(bits, text))
+    for number, valid in sift_tokens(tokens, 0, step, go_back):
         if work > WORK:
             return []
+        if valid:
+            ids.append(number)
     return ids
 
 

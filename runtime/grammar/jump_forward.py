@@ -14,8 +14,7 @@ __all__ = ["JumpEdge", "OutlinesJumpForwardMap"]
 
 @dataclass(frozen=True, slots=True)
 class JumpEdge:
-    """The only way on from a state. `symbol` is None if several characters share the next byte, or
-    inside of one."""
+    """The only way on from a state. `symbol`: None if several characters share the next byte."""
 
     symbol: str | None
     symbol_next_state: int | None

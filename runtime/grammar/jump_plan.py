@@ -1,21 +1,19 @@
 """Jump planning: which tokens of a forced text are certain, whatever text follows it.
 
 The tokens are those that the tokenizer itself would make of the whole text, so a jump changes the number of
-steps and not the tokens. The text before the last token (context), that token's text and the forced text F
-are tokenized together; of what comes after F only the possible first bytes are known. The ids are kept up to
-the last position p between two of them such that
+steps and not the tokens. The text before the forced text and that text are tokenized together; the ids are
+kept up to the last position p between two of them such that
 
-* no token of the vocabulary lies across p in any text that may come: none whose bytes fit the known ones
-  around p and, if it reaches beyond F, continue with one of the bytes that may follow;
-* the characters at p cannot make the pre-tokenizer cut the text before p otherwise: see `_stable`.
+* no token lies across p in any text that may come, so that no merge of byte-pair encoding and no unigram path
+  crosses p;
+* the characters at p cannot make the pre-tokenizer cut the text before p otherwise, see `_stable`: the known
+  ones (GPT-2's and successors', digits in runs or alone, metaspace) go from left to right, take runs of one
+  kind of characters whole, and look ahead only after white space, by one character, and after an apostrophe.
+  Some look further at capital letters, and some group digits from the right: a run of letters with two cases
+  is never cut, nor are digits.
 
-By the first, no merge of byte-pair encoding joins bytes across p, since each merge is a token, and no unigram
-path crosses p. By the second the text before p is cut alike: the known pre-tokenizers (GPT-2's and
-successors', runs of digits from the left, single digits, metaspace) go from left to right, take runs of one
-kind of characters whole, and look ahead only after white space, by one character, and after an apostrophe.
-Splits at capital letters look further, so a run of letters with two cases is never cut, nor are digits, which
-some group from the right. For other expressions the text is tokenized again with examples of what may follow
-(`_probes`), and only the common ids are kept: a check, not a proof.
+For other pre-tokenizers the text is tokenized again with examples of what may follow (`_probes`), and only
+the common ids are kept: a check, not a proof.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ from runtime.grammar.masks.token_bits import Cache, TokenBits, token_bits
 from runtime.protocol.vocabulary import Vocabulary
 
 CONTEXT = 8
-"""How many tokens before the last one are read with it, for pre-tokenizers that cut by what comes before;
-most reset at each word."""
+"""Tokens before the last one that are read with it; most pre-tokenizers reset at each word."""
 
 _ANCHORS = ("\n", "a")
 _APOSTROPHES = frozenset("'\u2019")
@@ -142,10 +139,8 @@ class JumpPlanner:
         return None
 
     def encode_exactly(self, text: str) -> list[int] | None:
-        """The ids of `text` if they spell it byte for byte, else None (normalised text, special tokens).
-
-        Some tokenizers put a space before a text: then the ids after an anchor are taken.
-        """
+        """The ids of `text` if they spell it byte for byte, else None (normalised text, special tokens). Of a
+        tokenizer that puts a space before a text, the ids after an anchor."""
         data, tokens = text.encode(), self.vocabulary.tokens
         for anchor in ("", *_ANCHORS):
             before = self._encode(anchor) if anchor else []
@@ -207,11 +202,8 @@ class JumpPlanner:
 
     @staticmethod
     def _stable(text: str, index: int, following: Following) -> bool:
-        """Whether what follows text[:index] cannot change how a pre-tokenizer cuts what is before it.
-
-        Kinds that differ: a run has ended. White space: the one character after it is known to be none. Signs
-        and letters without case: a run may go on, but its beginning is settled.
-        """
+        """Whether what follows text[:index] cannot change how a pre-tokenizer cuts what is before it: a run
+        has ended, or its beginning is settled (signs, letters without case)."""
         left = text[index - 1]
         if left in _APOSTROPHES:
             return False
@@ -250,8 +242,7 @@ class JumpPlanner:
 
 
 def _lies_across(bits: TokenBits, data: bytes, at: int, following: frozenset[int]) -> bool:
-    """Whether some token fits `data` with bytes on both sides of `at`; after `data` comes one of the bytes
-    `following`, and then anything."""
+    """Whether some token lies across `at` in `data`, one of the bytes `following`, and then anything."""
     ordered = bits.ordered[0]
 
     def begins(least: bytes, prefix: bytes) -> bool:
@@ -286,8 +277,7 @@ def _whole_text(data: bytes) -> str | None:
 
 
 def _kind(char: str) -> str:
-    """l letters with case, and marks; u letters without; d digits and other numbers; s white space; o all
-    else."""
+    """l = letters with case, and marks; u = other letters; d = numbers; s = white space; o = all else."""
     if char.isspace():
         return "s"
     category = unicodedata.category(char)
@@ -310,8 +300,7 @@ def _kinds_behind(byte: int) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _probes(following: Following) -> tuple[str, ...]:
-    """Examples of what may come after a text: some characters of each kind, alone and with others after
-    them."""
+    """Examples of what may come after a text: characters of each kind, alone and with others after them."""
     kinds: dict[str, list[str]] = {}
     for byte in sorted(following.bytes):
         if byte < 0x80:

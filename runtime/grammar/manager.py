@@ -334,8 +334,7 @@ class GrammarManager:
                 _fail(futures, DeadlineExceeded(text, where=kind, hint="simplify it, or try again"))
 
     def _give_up(self, job: _Job) -> list[Future[Matcher]]:
-        """The futures that waited for it. Its thread, if it has one, is replaced while there are spare
-        ones."""
+        """The futures that waited for it. A spare thread, if there is one, replaces the thread it holds."""
         self._timeouts += 1
         waiting, job.waiting = job.waiting, []
         if not job.running:

@@ -14,7 +14,7 @@ import numpy as np
 from runtime.grammar.base import Matcher, Origin, Rejection, Step, last_steps
 from runtime.grammar.completion import Steps
 from runtime.grammar.masks.token_bits import Bits
-from runtime.grammar.tags.tag_space import TagSpace, Triggers
+from runtime.grammar.tags.tag_space import TagSpace, Triggers, tag_space
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.vocabulary import Vocabulary
@@ -41,7 +41,7 @@ class Reasoning:
         for token in (token for sequence in (*end.ids, end.inside) for token in sequence):
             if not 0 <= token < len(vocabulary):
                 raise BadRequest(f"has no id {token} in {len(vocabulary)}", where="reasoning_end")
-        self.space = TagSpace(vocabulary)
+        self.space = tag_space(vocabulary)
         self.sequences = end.ids
         self.triggers = Triggers([text.encode() for text in end.texts])
         marks = {token for sequence in (*end.ids, end.inside) for token in sequence}
@@ -54,10 +54,8 @@ class Reasoning:
         return AnyMatcher(self.space)
 
     def wrap(self, matcher: Matcher, *, thinking: bool, max_thinking_tokens: int | None = None) -> Matcher:
-        """`matcher` (at its start) for the answer alone; itself if the model does not reason.
-
-        max_thinking_tokens: after so many, the end must follow, token by token. Raises BadRequest below 0.
-        """
+        """`matcher` (at its start) for the answer alone; itself if the model does not reason. After
+        max_thinking_tokens the end must follow, token by token. Raises BadRequest below 0."""
         if not thinking:
             return matcher
         if max_thinking_tokens is not None and max_thinking_tokens < 0:
@@ -175,8 +173,7 @@ class ReasonerMatcher(Matcher):
         return mask
 
     def _free_mask(self) -> TokenMask:
-        """Everything but tokens that end the reasoning and continue with what the answer cannot begin
-        with."""
+        """Everything but tokens that end the reasoning and go on with what no answer begins with."""
         reasoning = self._shared.reasoning
         bits = reasoning.free.copy()
         if reasoning.triggers.strings:

@@ -34,11 +34,9 @@ _DEAD: tuple[frozenset[int], Any] = (frozenset(), START)
 
 
 class _Unanchored:
-    """The automaton of "anything, then `node`", with states created as they are visited. Not thread-safe.
-
-    A state is an int; one from before reset() is carried over by its key. Acceptance is that of `re.search`
-    on the text so far; a match ends at the last character, or one before it.
-    """
+    """The automaton of "anything, then `node`", with states created as they are visited: ints, carried over a
+    reset() by their keys. It accepts as `re.search` on the text so far; a match ends at the last character,
+    or one before it. Not thread-safe."""
 
     def __init__(self, node: Node) -> None:
         self._meter = Meter(Limits(work=1 << 62, seconds=float("inf")))
@@ -138,8 +136,7 @@ class SearchState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """start: how many characters before the end of the last piece it begins; after: how many characters of
-    the piece were not needed."""
+    """start: characters from its beginning to the end of the last piece; after: those behind its end."""
 
     text: str
     start: int
@@ -147,11 +144,9 @@ class Match:
 
 
 class Search:
-    """A search for any of `patterns`, shared by requests and threads.
-
-    Raises BadConstraint or UnsupportedConstraint for a pattern that is not a regular expression, is not
-    supported exactly, is too large, or matches the empty text.
-    """
+    """A search for any of `patterns`, shared by requests and threads. Raises BadConstraint or
+    UnsupportedConstraint for one that is no regular expression, not supported exactly, too large, or matches
+    the empty text."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         nodes = [_node(pattern) for pattern in patterns]
@@ -197,8 +192,7 @@ class Search:
         return SearchState(automaton.key(state), base, window, held), None
 
     def _match(self, base: Any, window: str, ended_before: bool, after: int) -> Match:
-        """The leftmost match in `window`, which ends with a match; `after`: characters of the piece after
-        it."""
+        """The leftmost match that ends with `window`; `after`: characters of the piece behind it."""
         low, high = 0, len(window)
         while low < high:  # does a match begin at `middle` or before it?
             middle = (low + high) // 2

@@ -48,10 +48,8 @@ class NoGrammarBackend(GrammarBackend):
 
 
 class AutoGrammarBackend(GrammarBackend):
-    """The first backend of ORDER that does not refuse keeps the constraint.
-
-    `options` go to the backends that know them (their OPTIONS). Backends are created when first needed.
-    """
+    """The first backend of ORDER that does not refuse keeps the constraint. Backends are created when first
+    needed, with those of `options` that they know (their OPTIONS)."""
 
     name = "auto"
     OPTIONS = frozenset({"whitespace", "schema_format", "parser_limits", "limits", "grammar_cache_dir"})

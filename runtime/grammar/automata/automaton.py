@@ -101,8 +101,7 @@ def build(node: Node, limits: Limits) -> CharDfa:
 def partition(
     sets: Sequence[Ranges], meter: Meter
 ) -> tuple[tuple[tuple[int, int, int], ...], list[frozenset[int]]]:
-    """The coarsest classes of characters that keep every set whole: their intervals, and the classes of
-    each set."""
+    """The coarsest classes of characters that keep every set whole: intervals, and classes of each set."""
     meter.spend(sum(map(len, sets)) + 1)
     events: dict[int, int] = {}
     for number, ranges in enumerate(sets):
@@ -131,8 +130,7 @@ MATCH = 0
 
 
 class Nfa:
-    """States by number. `char[q]`: index of the set taken, -1 for none; `on[q]`: what follows; `at[q]`: a
-    condition."""
+    """`char[q]`: index of the set taken, -1 for none; `on[q]`: what follows; `at[q]`: a condition."""
 
     def __init__(self, meter: Meter) -> None:
         self.sets: list[Ranges] = []
@@ -296,8 +294,7 @@ class Subsets:
         return self._walk(key, before, kind) if self._conditions else key
 
     def _closure(self, state: int) -> frozenset[int]:
-        """States that take a character, or match, behind empty steps from `state`. Only without
-        conditions."""
+        """States that take a character, or match, behind empty steps; only without conditions."""
         known = self._closures.get(state)
         if known is None:
             char, on = self._nfa.char, self._nfa.on

@@ -78,8 +78,7 @@ class ByteDfa:
 
     @cached_property
     def pattern_of(self) -> npt.NDArray[np.intp]:
-        """Per character state, which row of `open_nodes` is its own: states that allow the same classes
-        share one."""
+        """The row of `open_nodes` for each character state; equal sets of allowed classes share one."""
         return self._patterns[1]
 
     @cached_property
@@ -164,8 +163,7 @@ class ByteDfa:
         return {}
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """The longest unique byte path from `state`, of at most LONGEST_FORCED bytes, and the state at its
-        end. A match ends the path."""
+        """The only byte path from `state` up to a match, at most LONGEST_FORCED, and the state after it."""
         known = self._forced.get(state)
         if known is None:
             if len(self._forced) >= _FORCED_KEPT:

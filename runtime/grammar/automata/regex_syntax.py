@@ -248,23 +248,8 @@ def _united(parts: tuple[Ranges, ...], negated: bool) -> Ranges:
 
 def _offset(pattern: str, spelling: str) -> int | None:
     """Where `spelling` first stands in `pattern` outside of classes and escapes."""
-    expression = re.compile(spelling)
-    at, in_class = 0, False
-    while at < len(pattern):
-        if not in_class and expression.match(pattern, at):
-            return at
-        if pattern[at] == "\\":
-            at += 1
-        elif in_class:
-            in_class = pattern[at] != "]"
-        elif pattern[at] == "[":
-            in_class = True
-            at += 1 if pattern[at + 1 : at + 2] == "^" else 0
-            at += (
-                1 if pattern[at + 1 : at + 2] == "]" else 0
-            )  # a "]" right at the start is an ordinary member
-        at += 1
-    return None
+    pieces = re.finditer(rf"({spelling})|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL)
+    return next((piece.start() for piece in pieces if piece[1]), None)
 
 
 def repeat(item: Node, low: int, high: int | None) -> Node:
@@ -328,10 +313,8 @@ def positions(node: Node) -> int:
 
 
 def rust_spelling(pattern: str) -> str:
-    """The language of re.fullmatch(pattern, .) as a Rust pattern that is matched as a whole.
-
-    Raises BadConstraint (with the position of the mistake) or UnsupportedConstraint.
-    """
+    """The language of re.fullmatch(pattern, .) as a Rust pattern that is matched as a whole. Raises
+    BadConstraint (with the position of the mistake) or UnsupportedConstraint."""
     return spelled(parse(pattern))
 
 
@@ -344,6 +327,10 @@ def rust_literal(text: str) -> str:
 
 def rust_point(value: int) -> str:
     return chr(value) if chr(value).isascii() and chr(value).isalnum() else f"\\x{{{value:X}}}"
+
+
+def python_point(value: int) -> str:
+    return chr(value) if chr(value).isascii() and chr(value).isalnum() else f"\\U{value:08X}"
 
 
 def char_class(ranges: Ranges, point: Callable[[int], str] = rust_point) -> str:

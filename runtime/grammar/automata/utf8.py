@@ -39,8 +39,7 @@ def utf8_table(intervals: tuple[tuple[int, int, int], ...], classes: int) -> npt
 
 @lru_cache(maxsize=64)
 def _upper(intervals: tuple[tuple[int, int, int], ...]) -> npt.NDArray[np.int32]:
-    """The table for characters above ASCII. Labels count from 0; the label after the last one is the dead
-    class."""
+    """The table for characters above ASCII. The label after the last one is the dead class."""
     dead = max((label for _, _, label in intervals), default=-1) + 1
     empty = np.full(256, ~dead, dtype=np.int32)
     if not intervals:
@@ -79,8 +78,7 @@ def _upper(intervals: tuple[tuple[int, int, int], ...]) -> npt.NDArray[np.int32]
 
 
 class _Nodes:
-    """Rows under continuation bytes 0x80.., each stored once. A row in which every entry is dead becomes
-    dead."""
+    """Rows under continuation bytes 0x80.., each stored once; one of dead entries only is dead itself."""
 
     def __init__(self, empty: npt.NDArray[np.int32]) -> None:
         self._empty = empty

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from runtime.grammar.ebnf.reading import check_lark_depth, is_ebnf, parse_ebnf
 from runtime.grammar.ebnf.spelling import to_lark
 from runtime.grammar.json_schema.document import KIND, format_policy, layout, read_document
 from runtime.grammar.tags.structural_tag import StructuralTags
+from runtime.grammar.tags.tag_space import tag_space
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
@@ -145,17 +146,12 @@ class LLGuidanceBackend(GrammarBackend):
         self._limits = parser_limits
         self._layout, self._formats = layout(whitespace), format_policy(schema_format)
         self._tags = StructuralTags(vocabulary, self.compile, self.name, self._text)
-        self._space: LLSpace | None = None
-        self._lock = threading.Lock()
 
-    @property
+    @cached_property
     def space(self) -> LLSpace:
         """Created when first needed: it takes a second for a large vocabulary."""
-        with self._lock:
-            if self._space is None:
-                self._space = LLSpace(self.vocabulary)
-                self._tags.prepare()
-            return self._space
+        tag_space(self.vocabulary)
+        return LLSpace(self.vocabulary)
 
     def compile(self, constraint: Constraint) -> Matcher:
         match constraint.kind:

@@ -1,11 +1,9 @@
-"""OutlinesGrammarBackend: regular constraints by automata over the vocabulary, after Willard & Louf,
-"Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with masks computed as states are
-visited.
+"""OutlinesGrammarBackend: regular constraints by automata over the vocabulary (Willard & Louf,
+arXiv:2307.09702), with masks computed as states are visited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from runtime.grammar.automata import charset
@@ -71,17 +69,8 @@ class DfaMatcher(Matcher):
     def forced_bytes(self) -> bytes:
         return b"" if self._state == _STOPPED else self._dfa.forced(self._state)[0]
 
-    def next_bytes(self) -> frozenset[int]:
-        if self._state == _STOPPED:
-            return frozenset()
-        return frozenset(
-            byte
-            for byte in self._dfa.next_bytes(self._state)
-            if self._automaton.leads_on(self._dfa.step(self._state, byte))
-        )
-
     def footprint(self) -> int:
-        return self._automaton.nbytes + 1000
+        return self._dfa.nbytes + 1000
 
     def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
         if self.may_stop():
@@ -135,23 +124,19 @@ class OutlinesGrammarBackend(GrammarBackend):
         charset.prepare()
         for pattern in (".", r"\w", r"[\w\s]"):
             compile_node(parse_regex(pattern))  # tables of UTF-8 that most patterns share are made with these
-        self._readers: dict[str, Callable[[Constraint], Matcher]] = {
-            "regex": lambda constraint: self._start(parse_regex(constraint.spec)),
-            "choices": lambda constraint: DfaMatcher(
-                TokenAutomaton(compile_choices(read_choices(constraint.spec), self._limits), self._space)
-            ),
-            "json_schema": self._schema,
-        }
 
     def compile(self, constraint: Constraint) -> Matcher:
-        read = self._readers.get(constraint.kind)
-        if read is None:
-            raise UnsupportedConstraint(
-                f"the grammar backend {self.name!r} does not take this kind of constraint",
-                where=constraint.kind,
-                hint=f"it takes {', '.join(self._readers)}",
-            )
-        return read(constraint)
+        match constraint.kind:
+            case "regex":
+                return self._start(parse_regex(constraint.spec))
+            case "choices":
+                dfa = compile_choices(read_choices(constraint.spec), self._limits)
+                return DfaMatcher(TokenAutomaton(dfa, self._space))
+            case "json_schema":
+                return self._schema(constraint)
+            case kind:
+                text = f"the grammar backend {self.name!r} does not take this kind of constraint"
+                raise UnsupportedConstraint(text, where=kind, hint="it takes regex, choices, json_schema")
 
     def _start(self, node: Node) -> DfaMatcher:
         """A matcher at the start of a language."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import threading
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,13 @@ from runtime.grammar.base import GrammarBackend, Matcher, Origin, read_choices
 from runtime.grammar.ebnf import reading as ebnf
 from runtime.grammar.ebnf import tree
 from runtime.grammar.ebnf.spelling import to_narrow_ebnf
-from runtime.grammar.json_schema.document import KIND, format_policy, read_document
+from runtime.grammar.json_schema.document import KIND, format_policy, layout, read_document
 from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.masks.token_bits import Bits, TokenBits
 from runtime.grammar.tags.structural_tag import StructuralTags
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
+from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.registry import MissingExtra
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -169,22 +168,15 @@ class XGrammarBackend(GrammarBackend):
         super().__init__(vocabulary)
         if importlib.util.find_spec("xgrammar") is None:
             raise _missing("xgrammar")
-        if whitespace not in _WHITESPACE:
-            known = ", ".join(_WHITESPACE)
-            raise BadRequest(f"must be one of {known}, got {whitespace!r}", where="whitespace")
+        layout(whitespace)  # refuses what is no policy
         self._policy, self._formats = whitespace, format_policy(schema_format)
         self._limits = xgrammar_limits
         self._tags = StructuralTags(vocabulary, self.compile, self.name)
-        self._space: XSpace | None = None
-        self._lock = threading.Lock()
 
-    @property
+    @cached_property
     def space(self) -> XSpace:
         """Created when first needed: it takes a second for a large vocabulary."""
-        with self._lock:
-            if self._space is None:
-                self._space = XSpace(self.vocabulary)
-            return self._space
+        return XSpace(self.vocabulary)
 
     def compile(self, constraint: Constraint) -> Matcher:
         match constraint.kind:

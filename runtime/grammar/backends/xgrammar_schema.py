@@ -7,20 +7,30 @@ widened, though a vocabulary of single bytes can spell lone surrogates in string
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from runtime.grammar.automata.charset import SURROGATES, Ranges, difference
 from runtime.grammar.automata.regex_syntax import Chars, nodes_of, parse, without_conditions
 from runtime.grammar.ebnf import tree
-from runtime.grammar.json_schema.document import KIND, SchemaDocument, SchemaPath, mistake, show, unsupported
+from runtime.grammar.json_schema.document import (
+    KIND,
+    SchemaDocument,
+    SchemaPath,
+    known,
+    mistake,
+    show,
+    unsupported,
+)
 from runtime.grammar.json_schema.schema_regex import ORDER
 from runtime.grammar.json_schema.shapes import (
     KEYWORDS,
     MAX_IGNORED,
     check_shapes,
+    endless,
     is_of,
-    known,
+    leaves,
     shown,
     unknown_keywords,
 )
@@ -47,6 +57,9 @@ _FORMATS = frozenset({"duration", "email", "hostname", "uri", "uri-reference", "
 """Formats that it keeps. For others it takes the 31st of November, 01.2.3.4, or anything."""
 _ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), *SURROGATES)
 """Characters that JSON escapes, which the library does not if a pattern allows no others; and surrogates."""
+_INFERRED = {"object": {"properties", "additionalProperties"}, "array": {"items", "prefixItems"}}
+_POINTER = re.compile(r"#(/[^~%]*)?")
+"""References that it follows."""
 _LARGEST = 10**15
 """It rounds larger numbers."""
 _MAX_NODES = 1500
@@ -64,36 +77,39 @@ class Kept(NamedTuple):
 
 
 def check(document: SchemaDocument) -> Kept:
-    """Read the schema in `document`. An array without `items` gets them: the library would leave it empty.
-    Raises UnsupportedConstraint (keyword, path) or BadConstraint."""
+    """Read the schema in `document`, and write out what the library infers: the type, and `items`, without
+    which it would leave an array empty. Raises UnsupportedConstraint (keyword, path) or BadConstraint."""
     work = 0
     narrowed: dict[str, None] = {}
     ignored = dict.fromkeys(document.ignored)
-    schemas: dict[SchemaPath, tuple[Mapping[str, Any], list[SchemaPath]]] = {}
-    ahead: list[tuple[SchemaPath, Any]] = [((), document.root)]
-    while ahead:
-        path, node = ahead.pop()
-        if path in schemas or not isinstance(node, dict):
-            continue
-        if len(schemas) >= _MAX_NODES:
+    paths: list[SchemaPath] = []
+    for path, node in document.reachable():
+        paths.append(path)
+        if len(paths) > _MAX_NODES:
             # Long chains of choices take the library a time that grows with a power of their length.
             raise UnsupportedConstraint(
                 f"has more than {_MAX_NODES} subschemas", where=KIND, hint='grammar backend "auto" takes more'
             )
         check_shapes(path, node, document.draft)
-        for reason in _unkept(node, document.draft):
+        for reason in _unkept(document, path, node):
             raise _refused(reason, path)
-        if "array" in _types(node) and "prefixItems" not in node:
-            node.setdefault("items", True)
-        parts = list(_parts(document, path, node))
-        schemas[path] = node, [inner for inner, schema in parts if schema is not True]
-        ahead.extend(parts)
         work += _work(path, node)
-        narrowed |= dict.fromkeys(_left_out(path, node))
+        if len(node.get("properties", ())) > 1:
+            narrowed[ORDER] = None
+        narrowed |= dict.fromkeys(f"{what} at {show(path)}" for what in _left_out(node))
         ignored |= dict.fromkeys(unknown_keywords(path, node, document.draft))
         if not _is_known_format(node):
             ignored[f"format {node['format']!r} at {show(path)}"] = None
-    _check_ends(schemas)
+        for kind, keywords in _INFERRED.items():
+            if keywords & node.keys():
+                node.setdefault("type", kind)
+        if "array" in node.get("type", ()) and "prefixItems" not in node:
+            node.setdefault("items", True)
+    dead = endless(document)
+    for path in paths:
+        if path in dead:
+            text = "no finite value matches it, and xgrammar would begin one"
+            raise unsupported(text, path, 'take it out, or use grammar backend "auto"')
     return Kept(work, tuple(narrowed)[:MAX_IGNORED], tuple(ignored)[:MAX_IGNORED])
 
 
@@ -102,22 +118,19 @@ def _refused(what: str, path: SchemaPath) -> UnsupportedConstraint:
     return unsupported(f"{what} is not kept exactly by xgrammar", path, hint)
 
 
-def _types(node: Mapping[str, Any]) -> list[str]:
-    types = node.get("type", [])
-    return [types] if isinstance(types, str) else list(types)
-
-
 def _is_known_format(node: Mapping[str, Any]) -> bool:
     return "format" not in node or node["format"] in FORMATS or node["format"] in CHECKED
 
 
-def _unkept(node: Mapping[str, Any], draft: int) -> Iterator[str]:
+def _unkept(document: SchemaDocument, path: SchemaPath, node: Mapping[str, Any]) -> Iterator[str]:
     """The keywords of one schema object that the library does not keep."""
+    if "$ref" in node and not (_POINTER.fullmatch(node["$ref"]) and document.targets[path]):
+        yield f"$ref {node['$ref']!r}"
     keywords = [word for word in node if word in KEYWORDS or word in UNKEPT or word in _ALONE]
     for word in keywords:
         if word in UNKEPT:
             yield word
-        elif not known(word, draft):
+        elif not known(word, document.draft):
             yield f"{word}, which means nothing in this draft,"
         elif word in _TYPED and not {"type", "properties", "items"} & node.keys():
             yield f"{word} without a type"
@@ -148,17 +161,13 @@ def _unkept_values(node: Mapping[str, Any]) -> Iterator[str]:
     for value in listed:
         if not is_of(value, node.get("type")):
             yield f"the value {shown(value)}, which is not of its type,"
-    while listed:
-        value = listed.pop()
+    for value in leaves(listed):
         if type(value) is int and abs(value) >= _LARGEST:
             yield f"the value {shown(value)}, of more than 15 digits,"
-        inner = value.values() if isinstance(value, Mapping) else value
-        listed.extend(inner if isinstance(value, Mapping | list) else ())
 
 
 def _work(path: SchemaPath, node: Mapping[str, Any]) -> int:
-    """States that the counts of one schema are written out to. Raises UnsupportedConstraint or BadConstraint
-    for its pattern."""
+    """States that the counts of a schema come to. Raises UnsupportedConstraint or BadConstraint."""
     text, items = (
         max(int(node.get(f"min{of}", 0)), int(node.get(f"max{of}", 0))) for of in ("Length", "Items")
     )
@@ -178,61 +187,15 @@ def _states(pattern: str, path: SchemaPath) -> int:
     return tree.counted(tree.Grammar({"root": root}))
 
 
-def _left_out(path: SchemaPath, node: Mapping[str, Any]) -> Iterator[str]:
+def _left_out(node: Mapping[str, Any]) -> Iterator[str]:
     """What a schema object allows and the library does not offer."""
-    properties = node.get("properties", {})
-    if "type" not in node and {"properties", "items", "prefixItems", "additionalProperties"} & node.keys():
-        yield f"values of other types at {show(path)}"
-    if len(properties) > 1:
-        yield ORDER
-    if (properties or "maxProperties" in node) and "additionalProperties" not in node:
-        yield f"properties that it does not name at {show(path)}"
+    if "type" not in node and any(keywords & node.keys() for keywords in _INFERRED.values()):
+        yield "values of other types"
+    if (node.get("properties") or "maxProperties" in node) and "additionalProperties" not in node:
+        yield "properties that it does not name"
     if "prefixItems" in node and "items" not in node:
-        yield f"items after the first {len(node['prefixItems'])} at {show(path)}"
+        yield f"items after the first {len(node['prefixItems'])}"
     if "minLength" in node or "maxLength" in node:
-        yield f"quotes, backslashes and control characters in strings at {show(path)}"
+        yield "quotes, backslashes and control characters in strings"
     if not (node.get("pattern", "^$").startswith("^") and node.get("pattern", "^$").endswith("$")):
-        yield f"text around what the pattern finds at {show(path)}"
-
-
-def _parts(
-    document: SchemaDocument, path: SchemaPath, node: Mapping[str, Any]
-) -> Iterator[tuple[SchemaPath, Any]]:
-    """The schemas of which `node` consists, with their paths."""
-    if "$ref" in node:
-        reference = node["$ref"]
-        target = document.resolve(reference, document.base_at(path))
-        spelled_out = (reference == "#" or reference.startswith("#/")) and not set(reference) & set("~%")
-        if target is None or not spelled_out:
-            raise _refused(f"$ref {reference!r}", path)
-        yield target.path, target.node
-    for steps, inner in document.subschemas(node):
-        if steps[0] not in ("$defs", "definitions"):
-            yield (*path, *steps), inner
-
-
-def _check_ends(schemas: Mapping[SchemaPath, tuple[Mapping[str, Any], list[SchemaPath]]]) -> None:
-    """Refuse a schema without finite values: the library would begin one, or not return from compiling it."""
-    ending: set[SchemaPath] = set()
-    grows = True
-    while grows:
-        new = [path for path in schemas if path not in ending and _ends(*schemas[path], path, ending)]
-        grows = bool(new)
-        ending.update(new)
-    for path in schemas:
-        if path not in ending:
-            text = "no finite value matches it, and xgrammar would begin one"
-            raise unsupported(text, path, 'take it out, or use grammar backend "auto"')
-
-
-def _ends(
-    node: Mapping[str, Any], parts: list[SchemaPath], path: SchemaPath, ending: set[SchemaPath]
-) -> bool:
-    """Whether a schema has a value whose parts are all of schemas that have one."""
-    if "anyOf" in node:
-        return len(parts) < len(node["anyOf"]) or any(part in ending for part in parts)
-    if "$ref" in node:
-        return all(part in ending for part in parts)
-    needed = {(*path, "properties", name) for name in node.get("required", ())}
-    needed |= {(*path, "items")} if node.get("minItems", 0) else set()
-    return all(part in ending for part in parts if part in needed or "prefixItems" in part[len(path) :])
+        yield "text around what the pattern finds"

@@ -271,8 +271,7 @@ def literal(text: str) -> Node:
 
 
 def from_node(node: Node, kind: str) -> Grammar:
-    """The grammar of one tree without names. Raises BadConstraint if it spells out to more than MAX_POSITIONS
-    characters or matches nothing."""
+    """The grammar of one tree. Raises BadConstraint if it is over MAX_POSITIONS or matches nothing."""
     if size_of(node) > MAX_POSITIONS:
         raise BadConstraint(f"spells out to more than {MAX_POSITIONS} characters", where=kind)
     return productive({"root": node}, kind)

@@ -1,13 +1,23 @@
-"""Writes a grammar for engines: as Lark, as EBNF in a form that all readers agree on, or as one pattern.
-Rules are numbered and characters spelled by code point, so nothing depends on an engine's own reading of
-escapes.
+"""Writes a grammar for engines: as Lark, as plain EBNF, or as one pattern. Rules are numbered and characters
+spelled by code point, so nothing depends on how an engine reads escapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.grammar.automata.regex_syntax import Alt, At, Chars, Node, Ref, Repeat, Seq, char_class, spelled
+from runtime.grammar.automata.regex_syntax import (
+    Alt,
+    At,
+    Chars,
+    Node,
+    Ref,
+    Repeat,
+    Seq,
+    char_class,
+    python_point,
+    spelled,
+)
 from runtime.grammar.ebnf.reading import MAX_NESTING
 from runtime.grammar.ebnf.terminals import split
 from runtime.grammar.ebnf.tree import Grammar, bottom_up, nesting, size_of
@@ -62,7 +72,7 @@ def _rule(node: Node, names: Mapping[str, str]) -> str:
     """The right side of a rule, in the syntax that EBNF shares with Lark, whose rules hold no characters."""
     match node:
         case Chars(ranges):
-            return char_class(ranges, _wide_point)
+            return char_class(ranges, python_point)
         case Ref(name):
             return names[name]
         case Seq(items):
@@ -77,7 +87,3 @@ def _rule(node: Node, names: Mapping[str, str]) -> str:
 
 def _item(node: Node, names: Mapping[str, str]) -> str:
     return f"({_rule(node, names)})" if isinstance(node, Alt) else _rule(node, names)
-
-
-def _wide_point(value: int) -> str:
-    return chr(value) if chr(value).isascii() and chr(value).isalnum() else f"\\U{value:08X}"

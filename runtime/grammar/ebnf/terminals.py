@@ -21,31 +21,28 @@ MAX_TERMINAL = 300
 """Characters of a terminal with its counts written out."""
 
 MAX_RULES, MAX_TERMINALS = 1_000, 256
-_LIMITS = Limits(work=20_000)
+_LIMITS = Limits(work=100_000)
 _ROUNDS = 12
 
 
 class Split(NamedTuple):
-    """An equal grammar: `terminals` are those rules of `grammar` that hold characters, and no other rule;
-    the others hold no characters."""
+    """An equal grammar: `terminals` are its rules that hold characters, and no rule; no other does."""
 
     grammar: Grammar
     terminals: frozenset[str]
 
 
 def split(grammar: Grammar) -> Split:
-    """`grammar` with the longest terminals that are safe; if that takes too long to find out, with one for
-    each character."""
+    """`grammar` with the longest safe terminals; if that takes too long, with one for each character."""
     regular = bottom_up(grammar.rules)
     if len(grammar.rules) > MAX_RULES:
         return single(grammar)
     broken: set[Node] = set()
     try:
         meter = Meter(_LIMITS)
-        overlaps = Overlaps(grammar.rules.values(), meter)
         for _ in range(_ROUNDS):
             result = _Folder(grammar, regular, broken).run()
-            clashing = _clashing(result, overlaps, meter)
+            clashing = _clashing(result, meter)
             if not clashing:
                 return result
             broken |= clashing
@@ -142,30 +139,27 @@ class _Folder:
                 raise AssertionError("one character is a terminal")
 
 
-def _clashing(split: Split, overlaps: Overlaps, meter: Meter) -> set[Node]:
+def _clashing(split: Split, meter: Meter) -> set[Node]:
     """Terminals of several characters with which the longest match could be a wrong one."""
     rules, root = split.grammar
     terminals = [name for name in rules if name in split.terminals]
     if len(terminals) > MAX_TERMINALS:
         raise meter.too_large(f"has more than {MAX_TERMINALS} terminals")
     follow = _Following(rules, root, terminals, meter)
-    numbers = [overlaps.number(rules[name]) for name in terminals]
-    firsts = list(map(overlaps.first, numbers))
-    behind = [union_of(firsts, after) for after in follow.after]
+    overlaps = Overlaps([rules[name] for name in terminals], meter)
+    behind = [union_of(overlaps.firsts, after) for after in follow.after]
     clashing: set[Node] = set()
-    for one, other in _together(follow, numbers, overlaps, meter):
-        for first, second in {(one, other), (other, one)}:
-            if overlaps.meet(numbers[first], numbers[second]).longer & behind[first]:
-                bodies = [rules[terminals[number]] for number in (one, other)]
-                clashing |= {body for body in bodies if not isinstance(body, Chars)}
+    for one, other in _together(follow, overlaps, meter):
+        met = overlaps.meet(one, other)
+        if met.second & behind[one] or met.first & behind[other]:
+            bodies = [rules[terminals[number]] for number in (one, other)]
+            clashing |= {body for body in bodies if not isinstance(body, Chars)}
     return clashing
 
 
-def _together(
-    follow: _Following, numbers: list[int], overlaps: Overlaps, meter: Meter
-) -> set[tuple[int, int]]:
+def _together(follow: _Following, overlaps: Overlaps, meter: Meter) -> set[tuple[int, int]]:
     """The pairs of terminals that may be expected at one position and begin alike: all that may follow one
-    terminal, and what follows two that the same text spells. `numbers`: theirs in `overlaps`."""
+    terminal, and what follows two that the same text spells."""
     pairs: set[tuple[int, int]] = set()
     queue: list[tuple[int, int]] = []
 
@@ -174,21 +168,20 @@ def _together(
         for one in bits_of(ones):
             for other in bits_of(others):
                 pair = min(one, other), max(one, other)
-                if pair not in pairs and overlaps.alike(numbers[one], numbers[other]):
+                if pair not in pairs and overlaps.alike(one, other):
                     pairs.add(pair)
                     queue.append(pair)
 
     for after in {follow.start, *follow.after}:
         enter(after, after)
     for one, other in queue:
-        if one != other and overlaps.meet(numbers[one], numbers[other]).same:
+        if one != other and overlaps.meet(one, other).same:
             enter(follow.after[one], follow.after[other])
     return pairs
 
 
 class _Following:
-    """start: the terminals that a text may begin with, after: those that may come after each; bits by
-    number."""
+    """start: the terminals that may begin a text; after: those that may follow each; bits by number."""
 
     def __init__(self, rules: Mapping[str, Node], root: str, terminals: list[str], meter: Meter) -> None:
         self._meter = meter

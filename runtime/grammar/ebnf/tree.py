@@ -33,8 +33,7 @@ class Grammar(NamedTuple):
 
 
 def size_of(node: Node, sizes: Mapping[str, int] | None = None) -> int:
-    """Characters and names of `node` with its counts written out; `sizes` of the rules it refers to, else
-    1."""
+    """Characters and names of `node`, counts written out; `sizes` of the rules it refers to, else 1."""
     match node:
         case Ref(name):
             return 1 if sizes is None else sizes[name]

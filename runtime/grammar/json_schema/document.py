@@ -32,20 +32,26 @@ ONE = (
 )  # fmt: skip
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 SAME_VALUE = (
-    "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    *REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
     "dependentSchemas",
 )  # fmt: skip
 """Keywords whose schemas apply to the same value as the schema they are in."""
+_SINCE = {
+    "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "then": 7, "else": 7, "dependentRequired": 2019,
+    "dependentSchemas": 2019, "minContains": 2019, "maxContains": 2019, "unevaluatedItems": 2019,
+    "unevaluatedProperties": 2019, "prefixItems": 2020, "$dynamicRef": 2020, "$recursiveRef": 2019,
+}  # fmt: skip
+_UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 _BASE = "http://root.invalid/"
 
 
 class Target(NamedTuple):
-    """The target of a reference. `node` is the schema there, `base` the URI its own references start from."""
+    """The target of a reference, and the schema there."""
 
     path: SchemaPath
     node: Any
-    base: str
 
 
 def show(path: SchemaPath) -> str:
@@ -89,6 +95,11 @@ def is_metaschema(uri: str) -> bool:
     return urldefrag(uri)[0].removesuffix("#") in _DRAFTS
 
 
+def known(word: str, draft: int) -> bool:
+    """Whether `word` has an effect in that draft."""
+    return _SINCE.get(word, 0) <= draft <= _UNTIL.get(word, 9999)
+
+
 class SchemaDocument:
     """`root` as parsed JSON, taken over; `$schema` is removed, and `format` unless it asserts (`formats`).
     `ignored`: what has no effect. Raises UnsupportedConstraint if a part is of another draft."""
@@ -103,14 +114,21 @@ class SchemaDocument:
         self.dynamic_anchors: dict[str, int] = {}
         self._resources[_BASE] = ()
         self._index((), root, _BASE)
+        self.objects: dict[SchemaPath, dict[str, Any]] = {}
+        """Every schema object that a reference or a keyword leads to."""
+        self.targets: dict[SchemaPath, dict[str, Target]] = {}
+        """The targets of the references of each of them, by keyword, those that are in this document."""
+        self.parts: dict[SchemaPath, list[SchemaPath]] = {}
+        """The direct subschemas of each of them."""
+        self._enter_objects()
         self.scoped = False
         """Whether some reference leads to one of several schemas, depending on the way to it."""
         self.ignored: list[str] = []
-        for path, node in self.objects():
+        for path, node in self.objects.items():
             self._leave_draft(path, node)
             if not formats and isinstance(node.get("format"), str):
                 self.ignored.append(f"format {node.pop('format')!r} at {show(path)} (an annotation here)")
-            for word in ("$dynamicRef", "$recursiveRef"):
+            for word in REFERENCES[1:]:
                 anchor = str(node.get(word, "")).partition("#")[2]
                 self.scoped |= word in node and self.dynamic_anchors.get(anchor, 0) > 1
 
@@ -133,8 +151,9 @@ class SchemaDocument:
 
     def subschemas(self, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, Any]]:
         """The direct subschemas of a schema, with the steps that lead to them."""
-        for name in node:
-            value = node[name]
+        for name, value in node.items():
+            if not known(name, self.draft):
+                continue
             if name in ONE or (name == "items" and not isinstance(value, list)):
                 yield (name,), value
             elif (name in LISTS or name == "items") and isinstance(value, list):
@@ -162,26 +181,36 @@ class SchemaDocument:
         for steps, inner in self.subschemas(node):
             self._index(path + steps, inner, base)
 
-    def objects(self) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
-        """Every schema object that a reference or a keyword leads to, with its path."""
-        waiting: list[tuple[SchemaPath, Any]] = [((), self.root)]
-        met: set[SchemaPath] = {()}
+    def reachable(self) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
+        """The `objects` save those under `$defs` that no reference names."""
+        waiting: list[SchemaPath] = [()]
+        met: set[SchemaPath] = set()
         while waiting:
-            path, node = waiting.pop()
-            if not isinstance(node, dict):
-                continue
-            yield path, node
-            after = (
-                [] if self.alone(node) else [(path + steps, inner) for steps, inner in self.subschemas(node)]
-            )
-            for word in ("$ref", "$dynamicRef", "$recursiveRef"):
-                reference = node.get(word)
-                if isinstance(reference, str) and (target := self.resolve(reference, self.base_at(path))):
-                    after.append((target.path, target.node))
-            for step in after:
-                if step[0] not in met:
-                    met.add(step[0])
-                    waiting.append(step)
+            path = waiting.pop()
+            if path in self.objects and path not in met:
+                met.add(path)
+                yield path, self.objects[path]
+                inside = ((inner, inner[len(path)]) for inner in self.parts[path])
+                waiting += [inner for inner, word in inside if word not in ("$defs", "definitions")]
+                waiting += [target.path for target in self.targets[path].values()]
+
+    def _enter_objects(self) -> None:
+        waiting: list[SchemaPath] = [()]
+        while waiting:
+            path = waiting.pop()
+            node = self.node(path)
+            if path not in self.objects and isinstance(node, dict):
+                self.objects[path] = node
+                self.targets[path] = {}
+                for word in REFERENCES:
+                    if isinstance(node.get(word), str) and known(word, self.draft):
+                        target = self.resolve(node[word], path)
+                        if target is not None:
+                            self.targets[path][word] = target
+                inside = () if self.alone(node) else self.subschemas(node)
+                self.parts[path] = [path + steps for steps, _ in inside]
+                waiting += self.parts[path]
+                waiting += [target.path for target in self.targets[path].values()]
 
     def alone(self, node: Mapping[str, Any]) -> bool:
         """Whether a $ref hides its siblings here, as it did before 2019-09."""
@@ -207,9 +236,9 @@ class SchemaDocument:
                 return self._bases[path[:end]]
         return _BASE
 
-    def resolve(self, reference: str, base: str) -> Target | None:
-        """The target of `reference`, resolved against a base URI; None if it is not in this document."""
-        uri, fragment = _join(base, reference)
+    def resolve(self, reference: str, path: SchemaPath) -> Target | None:
+        """The target of a reference in the schema at `path`; None if it is not in this document."""
+        uri, fragment = _join(self.base_at(path), reference)
         start = self._resources.get(uri)
         if start is None and uri.endswith("#"):
             start = self._resources.get(uri[:-1])
@@ -220,8 +249,8 @@ class SchemaDocument:
         if fragment.startswith("/"):
             steps = [part.replace("~1", "/").replace("~0", "~") for part in unquote(fragment)[1:].split("/")]
             return self._follow(start, steps)
-        path = self._anchors.get(f"{uri}#{unquote(fragment)}")
-        return None if path is None else self._follow((), list(path))
+        anchor = self._anchors.get(f"{uri}#{unquote(fragment)}")
+        return None if anchor is None else self._follow((), list(anchor))
 
     def node(self, path: SchemaPath) -> Any:
         """The schema at `path`, which must exist."""
@@ -239,7 +268,7 @@ class SchemaDocument:
                 path, node = (*path, int(step)), node[int(step)]
             else:
                 return None
-        return Target(path, node, self.base_at(path))
+        return Target(path, node)
 
 
 # -- reading a schema, and the layout of JSON
@@ -255,8 +284,7 @@ WHITESPACE = {
 """Policy -> what may come, at most once, wherever JSON allows whitespace; None = nothing."""
 
 ESCAPES = 'nrbtf\\"'
-"""One spelling for each character: with `\\u0061` beside `a` a name would get past the schema that holds for
-it."""
+"""One spelling for each character: `\\u0061` beside `a` would get a name past the schema for it."""
 
 _MAX_NESTING = 100
 
@@ -279,8 +307,7 @@ def format_policy(name: str) -> str:
 
 
 def read_document(constraint: Constraint, policy: str) -> SchemaDocument:
-    """The schema of a constraint, with what `format` does in it: as the constraint says, else by `policy`.
-    Raises BadConstraint."""
+    """The schema of a constraint. `policy`: of `format`, unless the constraint says. Raises BadConstraint."""
     asserts = (constraint.schema_format or policy) == "assertion"
     return SchemaDocument(read_schema(constraint.spec), formats=asserts)
 
@@ -308,7 +335,7 @@ def _no_constant(name: str) -> Any:
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-_COMMENTS = {"$comment", "default", "description", "examples", "title"}
+COMMENTS = {"$comment", "default", "description", "examples", "title"}
 
 
 def _check(node: Any, path: SchemaPath, surrogates: bool) -> None:
@@ -326,4 +353,4 @@ def _check(node: Any, path: SchemaPath, surrogates: bool) -> None:
     elif isinstance(node, dict):
         for name, inner in node.items():
             _check(name, path, surrogates)
-            _check(inner, (*path, name), surrogates and name not in _COMMENTS)
+            _check(inner, (*path, name), surrogates and name not in COMMENTS)

@@ -1,8 +1,8 @@
 """Examples: small values of a schema, as the first completions to try.
 
 Each part gets the smallest value that may match: a listed one, required members, the shortest text of a
-pattern, a bound of a number. A validator checks the parts; the caller checks the whole with a matcher. Work
-is bounded, so there may be none; PAUSE is yielded between two pieces of it.
+pattern, a bound of a number. A validator checks the parts, the caller the whole. Work is bounded, so there
+may be none; PAUSE is yielded between two pieces of it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from runtime.grammar.automata.dfa import compile_node
 from runtime.grammar.automata.shortest_end import ShortestEnds
 from runtime.grammar.completion import PAUSE
 from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
-from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, read_document
+from runtime.grammar.json_schema.document import Paths, SchemaDocument, SchemaPath, known, read_document
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.lowering import Relaxation, Unspelled
-from runtime.grammar.json_schema.shapes import is_of, item_paths, known, member_paths
+from runtime.grammar.json_schema.shapes import is_of, item_paths, member_paths
 from runtime.grammar.json_schema.texts.common_text import LIMITS, search_language, shortest_of_all
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS
@@ -100,7 +100,7 @@ class Examples:
                 return
             if isinstance(node, Mapping) and not self._document.alone(node):
                 nodes[path] = {word: node[word] for word in node if known(word, self._document.draft)}
-        for step, options in self._ways(nodes):
+        for step, options in _ways(nodes):
             if step not in chosen:
                 for option in options:
                     yield from _few(self._of((*paths, *option), chosen | {step}, depth + 1), _FEW)
@@ -112,14 +112,6 @@ class Examples:
     def _matches(self, paths: Paths, value: Any) -> bool:
         self._work -= 1
         return all(self._runtime_checks.holds(path, value) for path in paths)
-
-    @staticmethod
-    def _ways(
-        nodes: Nodes,
-    ) -> Iterator[tuple[SchemaPath, list[Paths]]]:
-        """The choices of some schemas, and the schemas that each option adds."""
-        for path, node in nodes.items():
-            yield from _ways_of(path, node)
 
     def _plain(self, nodes: Nodes, depth: int) -> Iterator[Any]:
         """Values for the schemas without their choices; not all of them match."""
@@ -205,7 +197,7 @@ class Examples:
                         extra.append((*path, word, name))
         if extra:
             inner = tuple(dict.fromkeys([*nodes, *extra]))
-            chosen = frozenset(step for step, _ in self._ways(nodes))
+            chosen = frozenset(step for step, _ in _ways(nodes))
             yield from _few(self._of(inner, chosen, depth + 1), 1)
             return
         order = {name: at for at, name in enumerate(known)}
@@ -281,18 +273,18 @@ class Examples:
             yield items
 
 
-def _ways_of(path: SchemaPath, node: Mapping[str, Any]) -> Iterator[tuple[SchemaPath, list[Paths]]]:
-    for word in ("anyOf", "oneOf"):
-        if isinstance(node.get(word), list):
-            options = node[word]  # references, which may lead back here, come last
-            order = sorted(
-                range(len(options)), key=['"$ref"' in json.dumps(one) for one in options].__getitem__
-            )
-            yield (*path, word), [((*path, word, index),) for index in order]
-    if "if" in node:
-        otherwise = ((*path, "else"),) if "else" in node else ()
-        both = ((*path, "if"), (*path, "then")) if "then" in node else ((*path, "if"),)
-        yield (*path, "if"), [otherwise, both]
+def _ways(nodes: Nodes) -> Iterator[tuple[SchemaPath, list[Paths]]]:
+    """The choices of some schemas, and the schemas that each option adds."""
+    for path, node in nodes.items():
+        for word in ("anyOf", "oneOf"):
+            if isinstance(node.get(word), list):
+                # References, which may lead back here, come last.
+                order = sorted(enumerate(node[word]), key=lambda option: '"$ref"' in json.dumps(option[1]))
+                yield (*path, word), [((*path, word, index),) for index, _ in order]
+        if "if" in node:
+            otherwise = ((*path, "else"),) if "else" in node else ()
+            both = ((*path, "if"), (*path, "then")) if "then" in node else ((*path, "if"),)
+            yield (*path, "if"), [otherwise, both]
 
 
 def _few(values: Iterable[Any], most: int) -> Iterator[Any]:
@@ -360,8 +352,7 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _conditions(pattern: str) -> Iterator[str]:
-    """Conditions on a text in which `pattern` matches, in the syntax of lowered schemas; negative look-aheads
-    are left out."""
+    """`pattern` and its positive look-aheads as conditions, in the syntax of lowered schemas."""
     rest = pattern
     while ahead := _AHEAD.match(rest):
         if ahead[1] == "=":
@@ -377,8 +368,7 @@ def _conditions(pattern: str) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def shortest(pattern: str, *, ecma: bool = True) -> str | None:
-    """The shortest text in which `pattern` matches, if it is found. ecma: the pattern is a schema's, else one
-    of `formats`."""
+    """The shortest text in which `pattern` matches, if found. ecma: it is a schema's, else of `formats`."""
     try:
         spelled = spell(pattern).rust if ecma else pattern
         if spelled is None:

@@ -4,19 +4,23 @@ engine keeps that exactly, or else left to the validator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from runtime.grammar.automata.regex_syntax import rust_literal
-from runtime.grammar.json_schema.document import KIND, SAME_VALUE, SchemaDocument, SchemaPath, mistake, show
-from runtime.grammar.json_schema.lowering import Lowered, Lowering, Plan, Relaxation, Unspelled
-from runtime.grammar.json_schema.shapes import (
-    between_multiples,
-    canonical,
-    check_shapes,
+from runtime.grammar.json_schema.document import (
+    COMMENTS,
+    KIND,
+    REFERENCES,
+    SAME_VALUE,
+    SchemaDocument,
+    SchemaPath,
     known,
-    shorter_within,
+    mistake,
+    show,
 )
+from runtime.grammar.json_schema.lowering import Lowered, Lowering, Plan, Relaxation, Unspelled
+from runtime.grammar.json_schema.shapes import between_multiples, canonical, leaves, shorter_within
 from runtime.grammar.json_schema.texts.ecma import matches_pattern, spell, spellable
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, MAX_LENGTH
 
@@ -24,25 +28,27 @@ MAX_PATTERNS = 64
 _EXACT = 2**53
 
 
-def lower(document: SchemaDocument, relaxation: Relaxation, start: SchemaPath = ()) -> Plan:
-    """The plan for a whole document, or for the schema at `start` in it. Raises BadConstraint or
-    UnsupportedConstraint with keyword and path."""
-    return Lowering(document, relaxation, lambda *node: KeywordRules(*node).lower()).run(start)
+def lower(
+    document: SchemaDocument, relaxation: Relaxation, start: SchemaPath = (),
+    dead: Container[SchemaPath] = (),
+) -> Plan:  # fmt: skip
+    """The plan for a whole document, or for the schema at `start` in it; nothing matches the schemas `dead`.
+    Raises BadConstraint or UnsupportedConstraint with keyword and path."""
+    return Lowering(document, relaxation, lambda *node: KeywordRules(*node).lower(), dead).run(start)
 
 
 class KeywordRules:
     """The lowering of one schema object."""
 
-    def __init__(self, lowering: Lowering, path: SchemaPath, node: Mapping[str, Any], base: str) -> None:
+    def __init__(self, lowering: Lowering, path: SchemaPath, node: Mapping[str, Any]) -> None:
         self._lowering, self._document = lowering, lowering.document
         self._relaxation = lowering.relaxation
-        self._path, self._node, self._base = path, node, base
+        self._path, self._node = path, node
         self._all: list[Lowered] = []  # further conditions, all of which apply
         self._out: dict[str, Any] = {}
         self._names_kept = False
 
     def lower(self) -> Lowered:
-        check_shapes(self._path, self._node, self._document.draft)
         done = self._skipped() if self._relaxation.siblings else set()
         for word in self._node:  # in the order written, which decides the order of properties
             rule = _RULES.get(word)
@@ -65,8 +71,6 @@ class KeywordRules:
             return set()
         left = joined if "properties" in self._node or "items" in self._node else [*joined[1:], *others]
         self.leave(*left)
-        if "$ref" in left:
-            self._lowering.reference(self._path, "$ref", self._node["$ref"], self._base)
         return {_RULES[word] for word in left}
 
     def check(self, *keywords: str) -> None:
@@ -79,15 +83,11 @@ class KeywordRules:
         inner: Any = self._node
         for step in steps:
             inner = inner[step]
-        return self._lowering.lower_node(self._path + steps, inner, self._base)
+        return self._lowering.lower_node(self._path + steps, inner)
 
     def leave(self, *keywords: str) -> None:
         """Leave keywords of this object to the validator."""
-        keywords = tuple(word for word in keywords if self.has(word))
-        self.check(*keywords)
-        for steps, inner in self._document.subschemas(self._node):
-            if steps[0] in keywords:
-                self._lowering.visit(self._path + steps, inner, self._base)
+        self.check(*(word for word in keywords if self.has(word)))
 
     # -- any instance
 
@@ -177,12 +177,14 @@ class KeywordRules:
             self._all.append({"anyOf": [{"allOf": yes}, self.child("else")]})
 
     def reference(self) -> None:
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for word in REFERENCES:
             if not self.has(word):
                 continue
-            target = self._lowering.reference(self._path, word, self._node[word], self._base)
+            target = self._lowering.reference(self._path, word, self._node[word])
             if isinstance(target, dict):
                 self.also("$ref", target["$ref"])
+            elif target is False:
+                self._all.append(False)
 
     # -- strings
 
@@ -239,6 +241,8 @@ class KeywordRules:
 
     def properties(self) -> None:
         node = self._node
+        if any(map(self.has, SAME_VALUE)):
+            self.leave("unevaluatedProperties")
         spelled = self._pattern_properties()
         named = {name: self.child("properties", name) for name in node.get("properties", {})}
         patterns: dict[str, Lowered] = {}
@@ -280,8 +284,7 @@ class KeywordRules:
         return None
 
     def _apart(self, patterns: dict[str, Lowered], count: int) -> dict[str, Lowered]:
-        """Patterns of which no two match one name, as the engine needs them; else one for the names of all,
-        whose values are checked."""
+        """Patterns of which no two match one name, as the engine needs them; else one for all, checked."""
         together = len(patterns) < count or len(patterns) > MAX_PATTERNS or self._relaxation.property_patterns
         alone = len(patterns) < 2 and "properties" not in self._node
         if not patterns or alone or not together:
@@ -295,8 +298,7 @@ class KeywordRules:
         if not self.has("propertyNames") or not isinstance(rule, dict) or any(map(self.has, SAME_VALUE)):
             return None
         keywords = {word for word in rule if word in _NAME_KEYWORDS}
-        check_shapes((*self._path, "propertyNames"), rule, self._document.draft)
-        if not keywords or len(keywords) < len(rule.keys() - _SILENT):
+        if not keywords or len(keywords) < len(rule.keys() - COMMENTS):
             return None
         if keywords <= {"type", "minLength", "maxLength"} and rule.get("type", "string") == "string":
             high = int(rule["maxLength"]) if "maxLength" in rule else ""
@@ -350,32 +352,8 @@ class KeywordRules:
 
     def property_conditions(self) -> None:
         self.leave("dependencies", "dependentRequired", "dependentSchemas")
-        if self.has("propertyNames"):
-            if (
-                not self._names_kept  # by unevaluatedProperties
-                and self._names_rule() is not None
-                and not self.has("properties")
-                and not self.has("additionalProperties")
-            ):
-                self.properties()
-            if not self._names_kept:
-                self.leave("propertyNames")
-
-    def unevaluated(self) -> None:
-        for word, instead in (
-            ("unevaluatedProperties", "additionalProperties"),
-            ("unevaluatedItems", "items"),
-        ):
-            if not self.has(word):
-                continue
-            if any(map(self.has, SAME_VALUE)) or (instead == "items" and self.has("contains")):
-                self.leave(word)
-            elif instead == "items":
-                listed = isinstance(self._node.get("items"), list) and "additionalItems" not in self._node
-                if listed or "items" not in self._node:
-                    self._out["items"] = self.child(word)
-            elif "properties" not in self._node and "patternProperties" not in self._node:
-                self.properties()
+        if self.has("propertyNames") and not self._names_kept:
+            self.leave("propertyNames")
 
     # -- arrays
 
@@ -395,6 +373,13 @@ class KeywordRules:
                 self._out["items"] = self.child("additionalItems")
         elif "items" in node:
             self._out["items"] = self.child("items")
+
+    def unevaluated_items(self) -> None:
+        listed = isinstance(self._node.get("items"), list) and "additionalItems" not in self._node
+        if any(map(self.has, (*SAME_VALUE, "contains"))):
+            self.leave("unevaluatedItems")
+        elif listed or "items" not in self._node:
+            self._out["items"] = self.child("unevaluatedItems")
 
     def item_counts(self) -> None:
         for word in ("minItems", "maxItems"):
@@ -423,7 +408,6 @@ class KeywordRules:
 
 Rule = Callable[[KeywordRules], None]
 _NAME_KEYWORDS = {"type", "minLength", "maxLength", "pattern", "enum"}
-_SILENT = {"$comment", "title", "description", "default", "examples"}
 _JSON_TYPES = {
     bool: "boolean", int: "number", float: "number", list: "array", dict: "object",
 }  # fmt: skip
@@ -441,44 +425,26 @@ _RULES = _table(
     (KeywordRules.one_of, ("oneOf",)),
     (KeywordRules.negations, ("not",)),
     (KeywordRules.conditions, ("if", "then", "else")),
-    (KeywordRules.reference, ("$ref", "$dynamicRef", "$recursiveRef")),
+    (KeywordRules.reference, REFERENCES),
     (KeywordRules.lengths, ("minLength", "maxLength")),
     (KeywordRules.texts, ("pattern", "format")),
     (KeywordRules.numbers, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
     (KeywordRules.properties, ("properties", "patternProperties", "additionalProperties")),
+    (KeywordRules.properties, ("propertyNames", "unevaluatedProperties")),
     (KeywordRules.required, ("required",)),
     (KeywordRules.property_counts, ("minProperties", "maxProperties")),
-    (
-        KeywordRules.property_conditions,
-        ("dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
-    ),
+    (KeywordRules.property_conditions, ("dependencies", "dependentRequired", "dependentSchemas")),
     (KeywordRules.items, ("items", "prefixItems", "additionalItems")),
     (KeywordRules.item_counts, ("minItems", "maxItems")),
     (KeywordRules.item_conditions, ("uniqueItems", "contains", "minContains", "maxContains")),
-    (KeywordRules.unevaluated, ("unevaluatedItems", "unevaluatedProperties")),
+    (KeywordRules.unevaluated_items, ("unevaluatedItems",)),
 )
 
 
 def _is_beyond(value: Any) -> bool:
     """Whether some number of the value is beyond the engine's, which are floats."""
-    match value:
-        case int():
-            return abs(value) > _EXACT
-        case list():
-            return any(map(_is_beyond, value))
-        case dict():
-            return any(map(_is_beyond, value.values()))
-        case _:
-            return False
+    return any(isinstance(one, int) and abs(one) > _EXACT for one in leaves(value))
 
 
 def _spellable(value: Any) -> bool:
-    match value:
-        case str():
-            return spellable(value)
-        case list():
-            return all(map(_spellable, value))
-        case dict():
-            return all(spellable(name) and _spellable(inner) for name, inner in value.items())
-        case _:
-            return True
+    return all(spellable(one) for one in leaves(value) if isinstance(one, str))

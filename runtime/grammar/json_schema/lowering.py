@@ -7,17 +7,19 @@ its standard; or the schema is refused with keyword and path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from runtime.grammar.json_schema.document import (
     KIND,
+    REFERENCES,
     SchemaDocument,
     SchemaPath,
     Target,
     is_metaschema,
+    known,
     mistake,
     show,
     unsupported,
@@ -86,26 +88,25 @@ class Plan:
 
 
 class Lowering:
-    """`rules`: lowers one schema object (lowering, path, object, base URI)."""
+    """`rules`: lowers one schema object. References to `dead` schemas become `false`."""
 
-    def __init__(self, document: SchemaDocument, relaxation: Relaxation, rules: Rules) -> None:
-        self.document, self.relaxation, self._rules = document, relaxation, rules
+    def __init__(
+        self, document: SchemaDocument, relaxation: Relaxation, rules: Rules, dead: Container[SchemaPath]
+    ) -> None:
+        self.document, self.relaxation, self._rules, self._dead = document, relaxation, rules, dead
         self._plan = Plan(document, ignored=document.ignored[:MAX_IGNORED])
         self._names: dict[SchemaPath, str] = {}
         self._definitions: dict[str, Lowered] = {}
-        self._seen: set[SchemaPath] = set()
         self._waiting: list[tuple[str, Target]] = []
-        self._unseen: list[Target] = []
-        self._nodes = 0
 
     def run(self, start: SchemaPath) -> Plan:
         document = self.document
-        root = self.lower_node(start, document.node(start), document.base_at(start))
+        if start == ():
+            self._check_all()
+        root = self.lower_node(start, document.node(start))
         while self._waiting:  # not by recursion: a chain of references may be long
             name, target = self._waiting.pop(0)
-            self._definitions[name] = self.lower_node(target.path, target.node, target.base)
-            self._visit_all()
-        self._visit_all()
+            self._definitions[name] = self.lower_node(target.path, target.node)
         _check_depth(root, self._definitions)
         self._plan.whole = self.relaxation.everything
         if self.relaxation.everything:
@@ -126,77 +127,58 @@ class Lowering:
             kept = self._plan.checks.setdefault(path, [])
             kept.extend(keyword for keyword in keywords if keyword not in kept)
 
-    def lower_node(self, path: SchemaPath, node: Any, base: str) -> Lowered:
+    def lower_node(self, path: SchemaPath, node: Any) -> Lowered:
         if isinstance(node, bool):
             return node
-        self._count(path, node)
-        base = self.document.base_at(path) or base
+        if not isinstance(node, Mapping):
+            raise mistake(f"a schema is an object or a boolean, not {shown(node)}", path)
         if self.document.alone(node):
-            return self.reference(path, "$ref", node["$ref"], base)
+            return self.reference(path, "$ref", node["$ref"])
         ignored = self._plan.ignored
         if (left := MAX_IGNORED - len(ignored)) > 0:
             lines = islice(unknown_keywords(path, node, self.document.draft), left)
             ignored.extend(line for line in lines if line not in ignored)
-        return self._rules(self, path, node, base)
+        return self._rules(self, path, node)
 
-    def _count(self, path: SchemaPath, node: Any) -> None:
-        if not isinstance(node, Mapping):
-            raise mistake(f"a schema is an object or a boolean, not {shown(node)}", path)
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
+    def _check_all(self) -> None:
+        """Refuse mistakes, also in schemas that are only validated."""
+        for number, (path, node) in enumerate(self.document.reachable()):
+            if number >= MAX_NODES:
+                raise BadConstraint(f"has more than {MAX_NODES} subschemas", where=KIND, hint="split it")
+            for word in REFERENCES:
+                if word in node and known(word, self.document.draft):
+                    self._check_reference(path, word, node[word])
+            if self.document.alone(node):
+                continue
+            check_shapes(path, node, self.document.draft)
+            name = node.get("format")
+            if isinstance(name, str) and name not in FORMATS and name not in CHECKED:
+                self._plan.ignored.append(f"format {name!r} at {show(path)}")
+            if isinstance(node.get("pattern"), str):
+                self.text_rule(path, "pattern", node["pattern"])
 
-    def reference(self, path: SchemaPath, word: str, reference: Any, base: str) -> Lowered:
-        """A reference to a definition of the result; True if only the validator knows it."""
+    def _check_reference(self, path: SchemaPath, word: str, reference: Any) -> None:
+        """Refuse what is neither in the document nor a metaschema, which the validator knows."""
         if not isinstance(reference, str):
             raise mistake(f"{word} is not a string", path)
-        target = self._target(path, word, reference, base)
+        if word not in self.document.targets[path] and not is_metaschema(reference):
+            text = f"{word} {reference!r} leads out of the schema; nothing is fetched"
+            raise unsupported(text, path, "put what it refers to under $defs")
+
+    def reference(self, path: SchemaPath, word: str, reference: str) -> Lowered:
+        """A reference to a definition of the result; True if only the validator knows it."""
+        target = self.document.targets[path].get(word)
         if target is None:
             self.check(path, f"{word} to {reference}")
             return True
+        if target.path in self._dead:
+            return False
         if target.path not in self._names:
             name = f"d{len(self._names)}"
             self._names[target.path] = name
             self._plan.names[name] = target.path
             self._waiting.append((name, target))
         return {"$ref": f"#/$defs/{self._names[target.path]}"}
-
-    def _target(self, path: SchemaPath, word: str, reference: str, base: str) -> Target | None:
-        """None for a metaschema, which the validator knows. Raises UnsupportedConstraint for what is not in
-        the document."""
-        target = self.document.resolve(reference, base)
-        if target is not None or is_metaschema(reference):
-            return target
-        text = f"{word} {reference!r} leads out of the schema; nothing is fetched"
-        raise unsupported(text, path, "put what it refers to under $defs")
-
-    def visit(self, path: SchemaPath, node: Any, base: str) -> None:
-        """Check later that a schema which is only validated can be validated."""
-        self._unseen.append(Target(path, node, base))
-
-    def _visit_all(self) -> None:
-        while self._unseen:
-            path, node, base = self._unseen.pop()
-            if path not in self._seen and not isinstance(node, bool):
-                self._seen.add(path)
-                self._count(path, node)
-                self._visit_one(path, node, self.document.base_at(path) or base)
-
-    def _visit_one(self, path: SchemaPath, node: Mapping[str, Any], base: str) -> None:
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(node.get(word), str):
-                target = self._target(path, word, node[word], base)
-                if target is not None:
-                    self._unseen.append(target)
-        if self.document.alone(node):
-            return
-        check_shapes(path, node, self.document.draft)
-        for word in ("pattern", "format"):
-            if isinstance(node.get(word), str):
-                self.text_rule(path, word, node[word])
-        for steps, inner in self.document.subschemas(node):
-            if steps[0] not in ("$defs", "definitions"):
-                self._unseen.append(Target(path + steps, inner, base))
 
     def text_rule(self, path: SchemaPath, word: str, value: str) -> str | None:
         """A `pattern` or `format` as an expression for the engine; None if it has none and is checked."""
@@ -205,14 +187,10 @@ class Lowering:
                 return spell(value).rust
             except BadConstraint as error:
                 raise type(error)(error.message, where=f"{KIND} {show(path)}/pattern") from None
-        if value in FORMATS:
-            return f"^(?:{FORMATS[value]})$"
-        if value not in CHECKED:
-            self._plan.ignored.append(f"format {value!r} at {show(path)}")
-        return None
+        return f"^(?:{FORMATS[value]})$" if value in FORMATS else None
 
 
-Rules = Callable[[Lowering, SchemaPath, Mapping[str, Any], str], Lowered]
+Rules = Callable[[Lowering, SchemaPath, Mapping[str, Any]], Lowered]
 
 
 def _check_depth(root: Lowered, definitions: Mapping[str, Lowered]) -> None:

@@ -81,7 +81,7 @@ class _Reader:
         match keywords:
             case {"$ref": str(reference), **rest}:
                 _alone("$ref", rest, path)
-                target = self._document.resolve(reference, self._document.base_at(path))
+                target = self._document.resolve(reference, path)
                 if target is None:
                     raise _unkept(f"$ref {reference!r}, which leads out of the schema,", path)
                 if target.path in through:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -16,6 +16,7 @@ from runtime.grammar.json_schema.document import (
     SAME_VALUE,
     SchemaDocument,
     SchemaPath,
+    known,
     mistake,
     show,
     unsupported,
@@ -96,23 +97,12 @@ _SHAPES: dict[str, tuple[Test, str]] = {
     **dict.fromkeys(("additionalProperties", "additionalItems"), _SCHEMA),
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), _SCHEMA),
 }
-_SINCE = {
-    "const": 6, "contains": 6, "propertyNames": 6, "if": 7, "then": 7, "else": 7, "dependentRequired": 2019,
-    "dependentSchemas": 2019, "minContains": 2019, "maxContains": 2019, "unevaluatedItems": 2019,
-    "unevaluatedProperties": 2019, "prefixItems": 2020, "$dynamicRef": 2020, "$recursiveRef": 2019,
-}  # fmt: skip
 _DRAFT_3 = {"disallow": "not", "extends": "allOf", "divisibleBy": "multipleOf"}
 """Keywords that no later draft knows, and their replacements."""
-_UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 
 
 KEYWORDS = ("const", *_SHAPES)
 """All assertions and applicators, of all drafts."""
-
-
-def known(word: str, draft: int) -> bool:
-    """Whether `word` has an effect in that draft."""
-    return _SINCE.get(word, 0) <= draft <= _UNTIL.get(word, 9999)
 
 
 def check_shapes(path: SchemaPath, node: Mapping[str, Any], draft: int) -> None:
@@ -148,6 +138,19 @@ def is_of(value: Any, names: Any) -> bool:
         return True
     kinds = tuple(kind for name in ([names] if isinstance(names, str) else names) for kind in _KINDS[name])
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The plain values in a JSON value, and the names of members."""
+    match value:
+        case list():
+            for item in value:
+                yield from leaves(item)
+        case dict():
+            yield from value
+            yield from leaves(list(value.values()))
+        case _:
+            yield value
 
 
 def canonical(value: object) -> str:
@@ -214,6 +217,50 @@ def _rest(document: SchemaDocument, node: Mapping[str, Any], word: str, unevalua
     if unevaluated not in node or not known(unevaluated, document.draft):
         return ""
     return "" if any(other in node for other in SAME_VALUE) else unevaluated
+
+
+# -- schemas without finite values
+
+
+def endless(document: SchemaDocument) -> set[SchemaPath]:
+    """The schemas that only infinite values match, since they need themselves."""
+    if document.scoped or not any(document.targets.values()):
+        return set()
+    users: dict[SchemaPath, list[SchemaPath]] = {}
+    for path, targets in document.targets.items():
+        for part in (*(target.path for target in targets.values()), *document.parts[path]):
+            users.setdefault(part, []).append(path)
+    open_, looked_at = set(document.objects), set[SchemaPath]()
+    queue = list(document.objects)
+    while queue:
+        path = queue.pop()
+        looked_at.add(path)
+        if path in open_ and _ends(document, path, open_):
+            open_.remove(path)
+            queue += looked_at.intersection(users.get(path, ()))
+    return open_
+
+
+def _ends(document: SchemaDocument, path: SchemaPath, open_: Container[SchemaPath]) -> bool:
+    """Whether some value of a schema needs none of the schemas `open_`; True if that is hard to tell."""
+    if any(target.path in open_ for target in document.targets[path].values()):
+        return False
+    node = document.objects[path]
+    if document.alone(node):
+        return True
+    parts: dict[str | int, list[bool]] = {}
+    for inner in document.parts[path]:
+        parts.setdefault(inner[len(path)], []).append(inner not in open_)
+    choices = [parts[word] for word in ("anyOf", "oneOf") if word in parts]
+    if not all(parts.get("allOf", ())) or not all(map(any, choices)):
+        return False
+    if node.get("type") == "object" and _strings(node.get("required")):
+        return not any((*path, "properties", name) in open_ for name in node["required"])
+    if node.get("type") == "array" and _number(node.get("minItems")) and "prefixItems" not in node:
+        if node["minItems"] <= 0:
+            return True
+        return not any((*path, word) in open_ for word in ("items", "unevaluatedItems"))
+    return True
 
 
 # -- keywords without effect

@@ -1,8 +1,7 @@
 """MaskStore: tables of masks kept in a folder, so that a new process need not compute them again.
 
 A file is named by the digest of vocabulary and content, and begins with a digest of the rest, which is
-numpy's .npz. A damaged file counts as absent. Files are renamed into place, so several processes can share a
-folder.
+numpy's .npz; a damaged one counts as absent. Files are renamed into place: processes can share a folder.
 """
 
 from __future__ import annotations

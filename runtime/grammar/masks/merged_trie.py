@@ -1,8 +1,7 @@
 """MergedTrie: the tree of tokens in which bytes that an automaton does not distinguish share a path.
 
 Inside of a string an automaton distinguishes the quote, the backslash and the rest, so a walk takes thousands
-of nodes instead of hundreds of thousands. Of a run, the characters along a wide repeat, only the number
-counts.
+of nodes, not hundreds of thousands. Of a run, the characters along a wide repeat, only the number counts.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ def _numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
 
 
 class MergedTries:
-    """The merged tries of one vocabulary, by kinds of bytes, within `limit_bytes`; with a store they are kept
-    on disk. Thread-safe."""
+    """The merged tries of one vocabulary, within `limit_bytes`, and on disk with a store. Thread-safe."""
 
     def __init__(self, trie: TokenTrie, limit_bytes: int = 64 << 20, store: MaskStore | None = None) -> None:
         self._trie, self._store = trie, store

@@ -101,11 +101,6 @@ class TokenAutomaton:
             ids = ids[np.array([self.leads_on(state) for state in some.tolist()], dtype=np.bool_)[which]]
         return space.bits.pack_ids(ids)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the automaton."""
-        return self.dfa.nbytes
-
     def shortest_end(self, state: int, limit: int) -> tuple[int, ...] | None:
         """At most `limit` ids that spell the shortest text from `state` to a match, if tokens can."""
         if not self._complete:
@@ -127,8 +122,7 @@ class TokenAutomaton:
         return self._alive[state]
 
     def _explore(self, start: int) -> None:
-        """Set `_alive` for all states that tokens lead to from `start`: forwards once, then back from
-        matches."""
+        """Set `_alive` for all states that tokens lead to: forwards once, then back from matches."""
         sources: dict[int, list[int]] = {start: []}
         queue, alive = [start], []
         for state in queue:

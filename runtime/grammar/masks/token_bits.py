@@ -7,13 +7,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.grammar.automata.dfa import shared_prefix
 from runtime.plan import TokenMask
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -29,6 +30,7 @@ _NO_TEXT = 256
 
 Bits = npt.NDArray[np.uint32]
 Value = TypeVar("Value")
+State = TypeVar("State")
 
 
 class Cache(Generic[Value]):
@@ -209,6 +211,37 @@ class TokenBits:
     def _first(self) -> npt.NDArray[np.int64]:
         """The first byte of each id, or _NO_TEXT."""
         return np.array([data[0] if data else _NO_TEXT for data in self.texts], dtype=np.int64)
+
+
+def sift_tokens(
+    tokens: Iterable[tuple[bytes, int]], start: State,
+    step: Callable[[State, bytes, int], tuple[int, State | None]], go_back: Callable[[State], object],
+) -> Iterator[tuple[int, bool]]:  # fmt: skip
+    """Each id of `tokens`, (bytes, id) in the order of their bytes, and whether it may follow `start`; what
+    texts begin with in common is followed once.
+
+    `step` follows some bytes of a text from an index on: the index after them, and the state, None if they
+    are not allowed. An index behind the end allows the text without a state after it. `go_back` returns to
+    an earlier state; in the end to `start`.
+    """
+    path, before, dead = [(0, start)], b"", b""
+    for data, token in tokens:
+        if not dead or not data.startswith(dead):
+            shared = shared_prefix(before, data)
+            while path[-1][0] > shared:
+                path.pop()
+            at, state = path[-1]
+            go_back(state)
+            before, dead = data, b""
+            while at < len(data):
+                at, after = step(state, data, at)
+                if after is None:
+                    dead = data[:at]
+                    break
+                state = after
+                path.append((at, state))
+        yield token, not dead
+    go_back(start)
 
 
 def _few(wide: npt.NDArray[np.unsignedinteger], nonzero: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:

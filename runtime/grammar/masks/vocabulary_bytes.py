@@ -1,6 +1,5 @@
-"""The bytes of every id of a `tokenizer.json`, without a tokenizer library: byte-level, as in GPT-2, or in
-the manner of SentencePiece (`▁` for a space, `<0xE2>` for a byte without its own piece). Other kinds are
-refused.
+"""The bytes of every id of a `tokenizer.json`, without a tokenizer library: byte-level, as in GPT-2, or as in
+SentencePiece (`▁` for a space, `<0xE2>` for a byte without its own piece).
 """
 
 from __future__ import annotations
@@ -134,8 +133,7 @@ def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the rest for U+0100
-    onwards."""
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the rest for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {

@@ -22,15 +22,15 @@ Each constrained part is kept as the backend keeps it alone; the whole is exact 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from runtime.grammar.base import Matcher, Origin
 from runtime.grammar.tags.tag_matcher import TagMatcher, TagProgram
-from runtime.grammar.tags.tag_space import TagSpace
+from runtime.grammar.tags.tag_space import tag_space
 from runtime.grammar.tags.tagged_text import Chain, Choice, Exit, Leaf, Literal, Loop, Part, Text
 from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -44,6 +44,8 @@ MAX_WORD = 4096
 # No engine here takes whitespace after a whole JSON value.
 _JSON_ENDS = frozenset(b'}]"el0123456789')
 _OBJECT_ENDS = frozenset(b"}")
+_TAG_KEYS = ("type", "begin", "content", "end")
+_DISPATCH_KEYS = ("triggers", "at_least_one", "stop_after_first")
 
 Compile = Callable[[Constraint], Matcher]
 SpellText = Callable[[Any, Sequence[str]], tuple[str, list[str]]]
@@ -55,31 +57,21 @@ Read = Callable[[Mapping[str, Any], str, Ends, int], Part]
 
 
 class StructuralTags:
-    """Compiles structural tags over a backend. `compile_part` compiles their parts, `spell_text` gives the
-    grammars of
-    texts that keep a schema, `name` is the backend's."""
+    """Compiles structural tags over a backend, called `name`. `compile_part` compiles their parts,
+    `spell_text` gives the grammars of texts that keep a schema."""
 
     def __init__(
         self, vocabulary: Vocabulary, compile_part: Compile, name: str, spell_text: SpellText | None = None
     ) -> None:
         self._vocabulary, self._compile, self._name = vocabulary, compile_part, name
         self._spell_text = spell_text
-        self._space: TagSpace | None = None
-        self._lock = threading.Lock()
-
-    def prepare(self) -> TagSpace:
-        """The vocabulary prepared for structural tags."""
-        with self._lock:
-            if self._space is None:
-                self._space = TagSpace(self._vocabulary)
-            return self._space
 
     def compile(self, constraint: Constraint) -> Matcher:
         """A matcher for the structural tag in the constraint, whose other fields count for the JSON in it.
         Raises BadConstraint (path in it, and why) or UnsupportedConstraint."""
         reader = _Reader(self._compile, constraint, self._spell_text)
         part = reader.read(constraint.spec)
-        space = self.prepare()
+        space = tag_space(self._vocabulary)
         # Now, by the compiling thread, rather than at the first mask inside of a tag.
         for word in reader.ends:
             space.ending_in(word)
@@ -101,22 +93,26 @@ class _Reader:
         self.checked: list[str] = []
         self.ignored: list[str] = []
         self.literals: list[str] = []
-        self._readers: dict[str, Read] = {
-            "const_string": self._const_string,
-            "json_schema": self._json_schema,
-            "regex": self._regex,
-            "grammar": self._grammar,
-            "any_text": self._any_text,
-            "sequence": self._sequence,
-            "or": self._or,
-            "optional": lambda node, path, ends, depth: self._loop(node, path, depth, 0, 1),
-            "star": lambda node, path, ends, depth: self._loop(node, path, depth, 0, None),
-            "plus": lambda node, path, ends, depth: self._loop(node, path, depth, 1, None),
-            "repeat": self._repeat,
-            "tag": self._tag,
-            "triggered_tags": self._triggered,
-            "tags_with_separator": self._separated,
+        self._readers: dict[str, tuple[Read, tuple[str, ...]]] = {
+            "const_string": (
+                lambda node, path, *_: Literal(_bytes(node, "value", path, empty=True)),
+                ("value",),
+            ),
+            "json_schema": (self._json_schema, ("json_schema", "style")),
+            "regex": (partial(self._pattern, "regex", "pattern"), ("pattern",)),
+            "grammar": (partial(self._pattern, "ebnf", "grammar"), ("grammar",)),
+            "any_text": (self._any_text, ("excludes", "json_schema")),
+            "sequence": (self._sequence, ("elements",)),
+            "or": (self._or, ("elements",)),
+            "optional": (partial(self._loop, 0, 1), ("content",)),
+            "star": (partial(self._loop, 0, None), ("content",)),
+            "plus": (partial(self._loop, 1, None), ("content",)),
+            "repeat": (self._repeat, ("content", "min", "max")),
+            "tag": (self._tag, _TAG_KEYS[1:]),
+            "triggered_tags": (self._triggered, (*_DISPATCH_KEYS, "tags", "excludes")),
+            "tags_with_separator": (self._separated, ("tags", "separator", *_DISPATCH_KEYS[1:])),
         }
+        """By type of a format: how it is read, and its keys."""
 
     @property
     def leaves(self) -> list[Leaf]:
@@ -141,7 +137,7 @@ class _Reader:
         raise BadConstraint('has neither "structures" nor "format"', where=KIND)
 
     def _older(self, root: Mapping[str, Any]) -> Part:
-        _only_keys(root, ("type", "structures", "triggers", "at_least_one", "stop_after_first"), KIND)
+        _only_keys(root, ("type", "structures", *_DISPATCH_KEYS), KIND)
         tags: list[_Tag] = []
         for number, node in enumerate(_list(root, "structures", KIND)):
             path = f"{KIND} /structures/{number}"
@@ -171,14 +167,10 @@ class _Reader:
             raise UnsupportedConstraint(
                 f"the format {kind!r} is not kept", where=path, hint=f"known: {known}"
             )
-        return read(node, path, ends, depth + 1)
-
-    def _const_string(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "value"), path)
-        return Literal(_bytes(node, "value", path, empty=True))
+        _only_keys(node, ("type", *read[1]), path)
+        return read[0](node, path, ends, depth + 1)
 
     def _json_schema(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "json_schema", "style"), path)
         if node.get("style", "json") != "json":
             raise UnsupportedConstraint(f"the style {node['style']!r} is not kept", where=path)
         if "json_schema" not in node:
@@ -189,13 +181,10 @@ class _Reader:
         is_object = isinstance(schema, dict) and schema.get("type") == "object"
         return self._leaf("json_schema", json.dumps(schema), path, _OBJECT_ENDS if is_object else _JSON_ENDS)
 
-    def _regex(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "pattern"), path)
-        return self._leaf("regex", _string(node, "pattern", path), path, None)
-
-    def _grammar(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "grammar"), path)
-        return self._leaf("ebnf", _string(node, "grammar", path), path, None)
+    def _pattern(
+        self, kind: ConstraintKind, key: str, node: Mapping[str, Any], path: str, ends: Ends, depth: int
+    ) -> Part:
+        return self._leaf(kind, _string(node, key, path), path, None)
 
     def _leaf(self, kind: ConstraintKind, spec: str, path: str, closers: frozenset[int] | None) -> Leaf:
         """A matcher for a part; equal parts share one."""
@@ -215,7 +204,6 @@ class _Reader:
         return self._leaves[key]
 
     def _any_text(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "excludes", "json_schema"), path)
         excludes = _strings(node, "excludes", path)
         if "json_schema" in node:
             text = self._shaped_text(node["json_schema"], (*excludes, *ends), path)
@@ -236,7 +224,6 @@ class _Reader:
         return self._leaf("ebnf", grammar, path, None)
 
     def _sequence(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "elements"), path)
         elements = _list(node, "elements", path)
         last = len(elements) - 1
         return Chain(tuple(
@@ -245,7 +232,6 @@ class _Reader:
         ))  # fmt: skip
 
     def _or(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "elements"), path)
         return Choice(tuple(
             self._ended(element, f"{path}/elements/{number}", ends, depth)
             for number, element in enumerate(_list(node, "elements", path))
@@ -257,16 +243,16 @@ class _Reader:
             return self._format(node, path, ends, depth)
         return Chain((self._format(node, path, (), depth), _any_of(ends)))
 
-    def _loop(self, node: Mapping[str, Any], path: str, depth: int, low: int, high: int | None) -> Part:
-        _only_keys(node, ("type", "content"), path)
+    def _loop(
+        self, low: int, high: int | None, node: Mapping[str, Any], path: str, ends: Ends, depth: int
+    ) -> Part:
         return Loop(self._format(node.get("content"), f"{path}/content", (), depth), low, high)
 
     def _repeat(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "content", "min", "max"), path)
         low, high = node.get("min"), node.get("max")
         if type(low) is not int or type(high) is not int or not 0 <= low <= high <= MAX_REPEAT:
             raise BadConstraint(f"min and max must be counts up to {MAX_REPEAT}, min first", where=path)
-        return Loop(self._format(node.get("content"), f"{path}/content", (), depth), low, high)
+        return self._loop(low, high, node, path, ends, depth)
 
     def _tag(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
         tag = self._one_tag(node, path, depth)
@@ -274,7 +260,7 @@ class _Reader:
 
     def _one_tag(self, node: Any, path: str, depth: int) -> _Tag:
         _object(node, path)
-        _only_keys(node, ("type", "begin", "content", "end"), path)
+        _only_keys(node, _TAG_KEYS, path)
         begin = _bytes(node, "begin", path, empty=True)
         listed = node["end"] if isinstance(node.get("end"), list) else [node.get("end")]
         ends = tuple(_encoded(end, f"{path}/end") for end in listed)
@@ -289,8 +275,6 @@ class _Reader:
         return _Tag(begin, self._format(content, f"{path}/content", ends, depth), Literal(b""))
 
     def _triggered(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        allowed = ("type", "triggers", "tags", "at_least_one", "stop_after_first", "excludes")
-        _only_keys(node, allowed, path)
         return self._dispatch(
             self._tags(node, path, depth), node, path, ends, _strings(node, "excludes", path)
         )
@@ -326,7 +310,6 @@ class _Reader:
         return Chain((whole, ending if once else text))
 
     def _separated(self, node: Mapping[str, Any], path: str, ends: Ends, depth: int) -> Part:
-        _only_keys(node, ("type", "tags", "separator", "at_least_one", "stop_after_first"), path)
         separator = Literal(_bytes(node, "separator", path, empty=True))
         tags = self._tags(node, path, depth)
         tag = Choice(tuple(Chain((Literal(one.begin), one.content, one.end)) for one in tags))

@@ -6,35 +6,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.grammar.automata.charset import SURROGATES, complement
+from runtime.grammar.automata.utf8 import utf8_table
 from runtime.grammar.masks.token_bits import Bits, Cache, token_bits
 from runtime.protocol.vocabulary import Vocabulary
 
 _KEPT = 256
-_CONTINUES = range(0x80, 0xC0)
-_UTF8: tuple[dict[int, int], ...] = (
-    {
-        **dict.fromkeys(range(0x80), 0), **dict.fromkeys(range(0xC2, 0xE0), 1),
-        **dict.fromkeys((*range(0xE1, 0xED), 0xEE, 0xEF), 2), **dict.fromkeys(range(0xF1, 0xF4), 3),
-        0xE0: 4, 0xED: 5, 0xF0: 6, 0xF4: 7,
-    },
-    dict.fromkeys(_CONTINUES, 0),
-    dict.fromkeys(_CONTINUES, 1),
-    dict.fromkeys(_CONTINUES, 2),
-    dict.fromkeys(range(0xA0, 0xC0), 1),
-    dict.fromkeys(range(0x80, 0xA0), 1),
-    dict.fromkeys(range(0x90, 0xC0), 2),
-    dict.fromkeys(range(0x80, 0x90), 2),
-)  # fmt: skip
-"""By state, 0 = between characters: byte -> state after it (Unicode 15, table 3-7)."""
+
+
+@cache
+def _utf8_states() -> list[list[int]]:
+    """By state, 0 = between characters: the state after each byte, -1 if it is not UTF-8."""
+    table = utf8_table(tuple((*span, 0) for span in complement(SURROGATES)), 1)
+    # ~0: a character is complete, ~1: there is none.
+    states: list[list[int]] = np.where(table < 0, table + 1, table).tolist()
+    return states
 
 
 def utf8_step(state: int, byte: int) -> int:
     """The state after `byte`, -1 if it is not UTF-8."""
-    return _UTF8[state].get(byte, -1)
+    return _utf8_states()[state][byte]
 
 
 class Triggers:
@@ -84,6 +80,12 @@ class Triggers:
         return ends
 
 
+@lru_cache(maxsize=4)
+def tag_space(vocabulary: Vocabulary) -> TagSpace:
+    """The TagSpace of `vocabulary`, shared."""
+    return TagSpace(vocabulary)
+
+
 class TagSpace:
     """A vocabulary prepared for free text, shared by all constraints. Thread-safe."""
 
@@ -127,12 +129,12 @@ class TagSpace:
 
     def _utf8(self) -> list[Bits]:
         """By state: the tokens that UTF-8 text may continue with."""
-        flags = np.zeros((len(_UTF8), len(self.texts)), dtype=np.bool_)
+        flags = np.zeros((len(_utf8_states()), len(self.texts)), dtype=np.bool_)
         ascii_only = np.fromiter(map(bytes.isascii, self.texts), np.bool_, len(self.texts))
         flags[0] = ascii_only & (self._sizes > 0)
         for token in np.flatnonzero(~ascii_only).tolist():
             data = self.texts[token]
-            for start in range(len(_UTF8)):
+            for start in range(len(_utf8_states())):
                 state = start
                 for byte in data:
                     state = utf8_step(state, byte)

@@ -1,8 +1,7 @@
 """Text in which free text, literals and constrained parts alternate: the machine of structural tags.
 
-Parts are matched byte by byte by a set of threads, so a token may cross from one part into the next and parts
-may be ambiguous. Constrained parts are matchers of a backend. Free text is UTF-8 and ends at its first
-trigger.
+A set of threads follows the parts byte by byte, so a token may cross from one part into the next and parts
+may be ambiguous. Constrained parts are matchers of a backend; free text is UTF-8 up to its first trigger.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.automata.dfa import shared_prefix
 from runtime.grammar.base import Matcher
-from runtime.grammar.masks.token_bits import Bits
+from runtime.grammar.masks.token_bits import Bits, sift_tokens
 from runtime.grammar.tags.tag_space import TagSpace, Triggers, utf8_step
 
 
@@ -331,38 +329,17 @@ class Machine:
         return at
 
     def sift(self, now: Threads, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
-        """The ids of `tokens`, (bytes, id) in ascending order, that may follow `now`, which stays as it
-        is."""
+        """The ids of `tokens`, (bytes, id) in ascending order, that may follow `now`."""
         mark = self.runs.next
-        path: list[tuple[int, Threads]] = [(0, now)]
-        before, dead = b"", b""
-        for data, token in tokens:
-            if dead and data.startswith(dead):
-                continue
-            shared = shared_prefix(data, before)
-            while path[-1][0] > shared:
-                path.pop()
-            self.runs.restore(path[-1][1])
-            before, dead = data, b""
-            while path[-1][0] < len(data):
-                at, here = path[-1]
-                if _stays_text(here, data[at:]):
-                    yield token
-                    break
-                to, after = self._stretch(here, data, at)
-                if after is None:
-                    dead = data[:to]
-                    self.runs.restore(here)
-                    break
-                path.append((to, after))
-            else:
+        for token, valid in sift_tokens(tokens, now, self._stretch, self.runs.restore):
+            if valid:
                 yield token
-        self.runs.restore(now)
         self.runs.forget(mark)
 
     def _stretch(self, now: Threads, data: bytes, at: int) -> tuple[int, Threads | None]:
-        """Take one byte of `data` from `at`, or as many as cannot end a leaf: the position after them, and
-        None if they are not allowed."""
+        """For sift_tokens: one byte of `data`, or as many as cannot end a leaf or free text."""
+        if _stays_text(now, data[at:]):
+            return len(data) + 1, now
         if len(now.threads) == 1 and isinstance(leaf := now.threads[0], InLeaf) and leaf.leaf.unclosed:
             run = leaf.leaf.unclosed.match(data, at)
             if run is not None and run.end() > at + 1:

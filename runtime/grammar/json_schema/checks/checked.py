@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.automata.dfa import shared_prefix
 from runtime.grammar.backtracking import BacktrackingMatcher
 from runtime.grammar.base import Matcher
 from runtime.grammar.json_schema.checks.tracker import (
@@ -32,7 +32,7 @@ from runtime.grammar.json_schema.checks.tracker import (
     JsonTracker,
     Position,
 )
-from runtime.grammar.masks.token_bits import Bits, TokenBits
+from runtime.grammar.masks.token_bits import Bits, TokenBits, sift_tokens
 from runtime.plan import TokenMask
 
 _TO_QUOTE = re.compile(rb'((?:[^"\\]|\\.)*+)"', re.DOTALL)
@@ -158,7 +158,7 @@ class ClosingTokens:
             yield from ids[np.isin(numbers, wrong)].tolist() if wrong else ()
             return
         special = [text[len(begun) :] for text in apart if text.startswith(begun)]
-        usual = valid(next(text for text in _fresh() if text not in special))
+        usual = valid(next(text for text in map("\x11{}".format, count()) if text not in special))
         odd = [token for text in special if valid(text) is not usual for token in groups.tokens(text)]
         if odd or not usual:
             held = set(ids.tolist())
@@ -166,26 +166,16 @@ class ClosingTokens:
 
     def _followed(self, tracker: JsonTracker, candidates: Bits) -> Iterator[int]:
         """Refused tokens of any kind, each followed byte by byte; shared prefixes are followed once."""
-        ids = self.bits.ids(candidates).tolist()
+
+        def step(_: Position, data: bytes, at: int) -> tuple[int, Position | None]:
+            piece = _PIECES.match(data, at)
+            assert piece is not None, "any byte is one"
+            return piece.end(), tracker.position if tracker.feed(piece[0]) else None
+
         texts = self.bits.texts
-        start = tracker.position
-        path, before, dead = [(0, start)], b"", b""
-        for data, token in sorted((texts[token], token) for token in ids):
-            if dead and data.startswith(dead):
-                yield token
-                continue
-            shared = shared_prefix(before, data)
-            while path[-1][0] > shared:
-                path.pop()
-            tracker.restore(path[-1][1])
-            before, dead = data, b""
-            for piece in _PIECES.finditer(data, path[-1][0]):
-                if not tracker.feed(piece[0]):
-                    dead = data[: piece.end()]
-                    yield token
-                    break
-                path.append((piece.end(), tracker.position))
-        tracker.restore(start)
+        tokens = sorted((texts[token], token) for token in self.bits.ids(candidates).tolist())
+        sifted = sift_tokens(tokens, tracker.position, step, tracker.restore)
+        yield from (token for token, valid in sifted if not valid)
 
 
 class _Groups:
@@ -240,8 +230,7 @@ def _brackets(data: bytes) -> int:
 
 
 def distinguished(position: Position) -> frozenset[str] | None:
-    """The strings that may be treated differently from others when they close at `position`; None: too
-    many."""
+    """The strings that may differ from others when they close at `position`; None: too many."""
     frame = position.frame
     if position.mode == NAME:
         return None if frame is None or frame.obligation.restricts_names else frame.names
@@ -249,14 +238,6 @@ def distinguished(position: Position) -> frozenset[str] | None:
     if apart is None or frame is None or not _differs(position):
         return apart
     return apart | {json.loads(item) for item in frame.names if item.startswith('"')}
-
-
-def _fresh() -> Iterator[str]:
-    """Endless strings that no schema contains."""
-    number = 0
-    while True:
-        yield f"\x11{number}"
-        number += 1
 
 
 def _text(data: bytes) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from runtime.grammar.json_schema.checks.validators import (
     ValidationError,
     jsonschema,
 )
-from runtime.grammar.json_schema.document import Paths, SchemaPath, show
+from runtime.grammar.json_schema.document import REFERENCES, Paths, SchemaDocument, SchemaPath, show
 from runtime.grammar.json_schema.lowering import Plan
 from runtime.grammar.json_schema.shapes import item_paths, member_paths
 from runtime.protocol.errors import BadConstraint
@@ -38,19 +38,17 @@ _DROPPED = (
     "properties", "patternProperties", "additionalProperties", "allOf", "items", "prefixItems",
     "additionalItems",
 )  # fmt: skip
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MAX_REFERENCES = 48
-"""Nested references that one validation follows: the library recurses, and Python's own limit could be met in
-code that does not expect it."""
+"""Nested references that one validation follows: the library recurses, which Python bounds."""
 
 
 class RuntimeChecks:
     """The checks of one plan, shared by all matchers of a constraint. Thread-safe."""
 
     def __init__(self, plan: Plan) -> None:
-        self.document, self._checks = plan.document, plan.checks
+        self.document, self.checks = plan.document, plan.checks
         kind, specification = DRAFTS[self.document.draft]
-        keywords = () if self.document.scoped else _REFERENCES
+        keywords = () if self.document.scoped else REFERENCES
         follow = {word: partial(self._follow, word) for word in keywords}
         rest = Unevaluated(self.document.draft, self._target)
         unevaluated = {"unevaluatedProperties": rest.properties, "unevaluatedItems": rest.items}
@@ -59,15 +57,16 @@ class RuntimeChecks:
         self._registry = REGISTRY.with_resource(
             self.document.base_at(()), specification.create_resource(self.document.root)
         )
-        self._paths = {id(node): path for path, node in self.document.objects()}
+        self._paths = {id(node): path for path, node in self.document.objects.items()}
         self._validators: dict[SchemaPath, Any] = {}
         self._local = threading.local()
         self._parts: list[Mapping[str, Any]] = []
         self.whole = plan.whole
         self._obligations: dict[Paths, Obligation] = {}
-        self._unkept = self._reach(self._dropped())
-        # If a reference depends on the way to it, only the whole document can be validated.
-        self._tainted = set() if self.document.scoped else self._find_tainted()
+        self._unkept = frozenset(self.closure(self._dropped(), None))
+        # Schemas from which a check can be reached. If a reference depends on the way to it, only the whole
+        # document can be validated.
+        self.tainted = set() if self.document.scoped else self._find_tainted()
         self.root = self.obligation(((),), whole=plan.whole)
 
     def _follow(
@@ -87,10 +86,8 @@ class RuntimeChecks:
     def _target(self, validator: Any, word: str, schema: Mapping[str, Any]) -> tuple[Any, Any]:
         """A validator at the schema that the reference under `word` leads to, and that schema."""
         path = None if self.document.scoped else self._paths.get(id(schema))
-        if path is not None:
-            target = self.document.resolve(schema[word], self.document.base_at(path))
-            if target is not None:
-                return validator, target.node
+        if path is not None and word in self.document.targets[path]:
+            return validator, self.document.targets[path][word].node
         resolver = validator._resolver
         there = lookup_recursive_ref(resolver) if word == "$recursiveRef" else resolver.lookup(schema[word])
         return validator.evolve(schema=there.contents, _resolver=there.resolver), there.contents
@@ -111,14 +108,13 @@ class RuntimeChecks:
         """The keywords of the schema at `path` that need to be validated there; None = all."""
         if (self.whole and path == ()) or path in self._unkept or self.document.alone(node):
             return None
-        keywords = {*self._checks.get(path, ()), *self._choices(path, node)}
+        keywords = {*self.checks.get(path, ()), *self._choices(path, node)}
         if not keywords or not keywords <= ALONE.keys():
             return None
         return keywords.union(*(ALONE[word] for word in keywords))
 
     def fault(self, path: SchemaPath, value: Any) -> str | None:
-        """Why `value` does not match what the engine does not keep of the schema at `path`; None if it
-        does."""
+        """Why `value` does not match what the engine leaves of the schema at `path`; None if it does."""
         if path not in self._validators:
             self._validators[path] = self._validator(path)
         validator = self._validators[path]
@@ -154,73 +150,38 @@ class RuntimeChecks:
             known = self._obligations[paths] = Obligation(self, paths, whole=whole)
         return known
 
-    def closure(self, paths: Paths) -> Paths:
-        """The schemas that apply where those at `paths` do: references and allOf followed."""
+    def closure(self, paths: Paths, keywords: Container[str | int] | None = ("allOf",)) -> Paths:
+        """The schemas that those at `paths` lead to, see _after(), themselves included; by default those that
+        apply where they do."""
         closed: dict[SchemaPath, None] = {}
         waiting = list(reversed(paths))
         while waiting:
             path = waiting.pop()
             if path not in closed:
                 closed[path] = None
-                waiting.extend(reversed(self._same(path)))
+                waiting.extend(reversed(self._after(path, keywords)))
         return tuple(closed)
 
-    def _same(self, path: SchemaPath) -> list[SchemaPath]:
-        node = self.document.node(path)
-        if not isinstance(node, Mapping):
-            return []
-        paths = self._referred(path, node)
-        if not self.document.alone(node) and isinstance(node.get("allOf"), list):
-            paths.extend((*path, "allOf", index) for index in range(len(node["allOf"])))
-        return paths
+    def _referred(self, path: SchemaPath) -> list[SchemaPath]:
+        targets = self.document.targets.get(path, {})
+        return [target.path for word, target in targets.items() if word not in self.checks.get(path, ())]
 
-    def _referred(self, path: SchemaPath, node: Mapping[str, Any]) -> list[SchemaPath]:
-        paths = []
-        for word in _REFERENCES:
-            reference = node.get(word)
-            if isinstance(reference, str) and word not in self._checks.get(path, ()):
-                target = self.document.resolve(reference, self.document.base_at(path))
-                if target is not None:
-                    paths.append(target.path)
-        return paths
+    def _after(self, path: SchemaPath, keywords: Container[str | int] | None = None) -> list[SchemaPath]:
+        """The schemas that one leads to: by reference, and as parts under `keywords`, None: any keyword."""
+        inside = self.document.parts.get(path, ())
+        return self._referred(path) + [
+            one for one in inside if keywords is None or one[len(path)] in keywords
+        ]
 
-    def _after(self, path: SchemaPath) -> list[SchemaPath]:
-        """The schemas that one leads to, by reference or as a part."""
-        node = self.document.node(path)
-        if not isinstance(node, Mapping):
-            return []
-        after = self._referred(path, node)
-        if not self.document.alone(node):
-            after += [path + steps for steps, _ in self.document.subschemas(node)]
-        return after
-
-    def _reach(self, paths: list[SchemaPath]) -> dict[SchemaPath, list[SchemaPath]]:
-        """All that `paths` lead to -> the paths that lead there."""
-        sources: dict[SchemaPath, list[SchemaPath]] = {path: [] for path in paths}
-        waiting = list(paths)
-        while waiting:
-            path = waiting.pop()
-            for inner in self._after(path):
-                if inner not in sources:
-                    sources[inner] = []
-                    waiting.append(inner)
-                sources[inner].append(path)
-        return sources
-
-    def _dropped(self) -> list[SchemaPath]:
-        """The schemas that the wider grammar does not keep at all, since the keyword they are under was left
-        out."""
+    def _dropped(self) -> Paths:
+        """The schemas that the wider grammar leaves out, with the keyword that they are under."""
         dropped: list[SchemaPath] = []
-        for path, keywords in self._checks.items():
+        for path, keywords in self.checks.items():
             if "the whole schema" in keywords:
-                return [()]
-            node = self._node_or_none(path)
-            if isinstance(node, Mapping):
-                inner = self.document.subschemas(node)
-                dropped.extend(
-                    path + steps for steps, _ in inner if steps[0] in keywords and steps[0] in _DROPPED
-                )
-        return dropped
+                return ((),)
+            inside = self.document.parts.get(path, ())
+            dropped += [one for one in inside if one[len(path)] in _DROPPED and one[len(path)] in keywords]
+        return tuple(dropped)
 
     def _node_or_none(self, path: SchemaPath) -> Any:
         try:
@@ -230,8 +191,11 @@ class RuntimeChecks:
 
     def _find_tainted(self) -> set[SchemaPath]:
         """The schemas from which a check can be reached."""
-        sources = self._reach([()])
-        tainted = {*self._checks, *self._unkept}
+        sources: dict[SchemaPath, list[SchemaPath]] = {}
+        for path in self.closure(((),), None):
+            for inner in self._after(path):
+                sources.setdefault(inner, []).append(path)
+        tainted = {*self.checks, *self._unkept}
         waiting = list(tainted)
         while waiting:
             for path in sources.get(waiting.pop(), ()):
@@ -242,7 +206,7 @@ class RuntimeChecks:
 
     def checked_here(self, path: SchemaPath) -> bool:
         """Whether a value under the schema at `path` has to be validated when it closes."""
-        if self._checks.get(path) or path in self._unkept:
+        if self.checks.get(path) or path in self._unkept:
             return True
         node = self.document.node(path)
         if not isinstance(node, Mapping) or self.document.alone(node):
@@ -255,7 +219,7 @@ class RuntimeChecks:
             word
             for word in _CHOICES
             if isinstance(node.get(word), list)
-            and any((*path, word, index) in self._tainted for index in range(len(node[word])))
+            and any((*path, word, index) in self.tainted for index in range(len(node[word])))
         ]
 
     def distinguished(self, path: SchemaPath) -> frozenset[str] | None:
@@ -271,21 +235,19 @@ class RuntimeChecks:
         return frozenset(strings)
 
     def applied_to_string(self, path: SchemaPath) -> Iterator[Mapping[str, Any] | None]:
-        """The schemas that a string under the schema at `path` may be validated against; None: one outside of
-        the document."""
+        """The schemas that may apply to a string under `path`; None: one outside of the document."""
         seen: set[SchemaPath] = {path}
         waiting = [path]
         while waiting:
             here = waiting.pop()
-            node = self.document.node(here)
-            if not isinstance(node, Mapping):
+            node = self.document.objects.get(here)
+            if node is None:
                 continue
             yield node
-            referred = self._referred(here, node)
-            if len(referred) < sum(isinstance(node.get(word), str) for word in _REFERENCES):
+            referred = self._referred(here)
+            if len(referred) < sum(isinstance(node.get(word), str) for word in REFERENCES):
                 yield None
-            inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_STRING]
-            for after in (*referred, *inner):
+            for after in self._after(here, _SAME_STRING):
                 if after not in seen:
                     seen.add(after)
                     waiting.append(after)
@@ -293,14 +255,7 @@ class RuntimeChecks:
     @cached_property
     def forbids_members(self) -> bool:
         """Whether a name may be refused because no value may stand under it."""
-        return any(self._node_or_none(path) is False for path in self._tainted)
-
-    def checks_at(self, path: SchemaPath) -> list[str]:
-        return self._checks.get(path, [])
-
-    def is_tainted(self, path: SchemaPath) -> bool:
-        """Whether a check can be reached from the schema at `path`."""
-        return path in self._tainted
+        return any(self._node_or_none(path) is False for path in self.tainted)
 
 
 class Obligation:
@@ -309,43 +264,41 @@ class Obligation:
 
     def __init__(self, runtime: RuntimeChecks, schemas: Paths, *, whole: bool = False) -> None:
         self._runtime = runtime
-        self._all = [path for path in runtime.closure(schemas) if runtime.is_tainted(path)]
+        self._all = [path for path in runtime.closure(schemas) if path in runtime.tainted]
         paths = [path for path in self._all if runtime.checked_here(path)]
         self.paths = ((),) if whole else tuple(paths)
         self.strict = bool(paths)
         """Whether the value may be refused though each of its parts is valid."""
         self.impossible = any(runtime.document.node(path) is False for path in self._all)
         objects = [path for path in self._all if isinstance(runtime.document.node(path), Mapping)]
-        unique = [path for path in objects if "uniqueItems" in runtime.checks_at(path)]
+        unique = [path for path in objects if "uniqueItems" in runtime.checks.get(path, ())]
         self.unique_at = show((*unique[0], "uniqueItems")) if unique else ""
         self.unique = bool(unique)
         """Whether the items of an array have to differ; checked as each item closes."""
         self._name_paths = tuple(
-            (*path, "propertyNames") for path in objects if "propertyNames" in runtime.checks_at(path)
+            (*path, "propertyNames") for path in objects if "propertyNames" in runtime.checks.get(path, ())
         )
         self._idle = not self._all
 
     def member(self, name: str) -> Obligation:
+        return self._part(member_paths, name)
+
+    def item(self, index: int) -> Obligation:
+        return self._part(item_paths, index)
+
+    def _part(
+        self, paths_of: Callable[[SchemaDocument, SchemaPath, Any], Iterator[SchemaPath]], key: str | int
+    ) -> Obligation:
         if self._idle:
             return self._runtime.obligation(()) if self.paths else self
         document = self._runtime.document
-        paths = (inner for path in self._all for inner in member_paths(document, path, name))
-        return self._runtime.obligation(tuple(paths))
+        return self._runtime.obligation(
+            tuple(inner for path in self._all for inner in paths_of(document, path, key))
+        )
 
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
-        for path in self._name_paths:
-            fault = self._runtime.fault(path, name)
-            if fault is not None:
-                return fault
-        return None
-
-    def item(self, index: int) -> Obligation:
-        if self._idle:
-            return self._runtime.obligation(()) if self.paths else self
-        document = self._runtime.document
-        paths = (inner for path in self._all for inner in item_paths(document, path, index))
-        return self._runtime.obligation(tuple(paths))
+        return self._fault_of(name, self._name_paths)
 
     @property
     def depends_on_text(self) -> bool:
@@ -373,7 +326,7 @@ class Obligation:
 
     @cached_property
     def _any_text_fault(self) -> str | None:
-        return self._fault_of("")
+        return self._fault_of("", self.paths)
 
     def fault(self, text: str) -> str | None:
         """Why the JSON in `text` is invalid; None if it is valid."""
@@ -385,12 +338,12 @@ class Obligation:
             value = json.loads(text)
         except ValueError as error:  # a number of thousands of digits
             return str(error)
-        return self._fault_of(value)
+        return self._fault_of(value, self.paths)
 
     def string_fault(self, text: str) -> str | None:
         """fault() of the string `text`."""
-        return self._fault_of(text) if self._reads_text else self._any_text_fault
+        return self._fault_of(text, self.paths) if self._reads_text else self._any_text_fault
 
-    def _fault_of(self, value: Any) -> str | None:
-        faults = (self._runtime.fault(path, value) for path in self.paths)
+    def _fault_of(self, value: Any, paths: Paths) -> str | None:
+        faults = (self._runtime.fault(path, value) for path in paths)
         return next((fault for fault in faults if fault is not None), None)

@@ -21,8 +21,7 @@ _SCALAR_END = re.compile(rb"[,\]} \t\r\n]")
 
 
 class Frame(NamedTuple):
-    """An open object or array. `names`: of its properties, or its items if they must differ; `number`: of the
-    current item."""
+    """An open object or array. `names`: of properties, or unique items; `number`: of the current item."""
 
     is_object: bool
     start: int
@@ -33,8 +32,7 @@ class Frame(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in a text. `start` of the current string, name or scalar, `obligation` of the current
-    value."""
+    """`start` of the current string, name or scalar; `obligation` of the current value."""
 
     length: int
     mode: int
@@ -108,10 +106,8 @@ class JsonTracker:
         return self._owes(position.obligation, position.start, position.length) is None
 
     def unsure(self) -> int:
-        """The start of the first open value or name that may still be refused; what comes before it never
-        will be. The end of the text if there is none.
-
-        An object may refuse a repeated name, so a name is unsure from the end of the member before it."""
+        """The start of the first open value or name that may still be refused, else the end of the text. A
+        name, which may be a repeated one, is unsure from the end of the member before it."""
         position = self.position
         first = position.length
         open_value = position.mode in (STRING, SCALAR)

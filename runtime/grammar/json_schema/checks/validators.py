@@ -15,14 +15,14 @@ from typing import Any
 
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
+from runtime.grammar.json_schema.document import REFERENCES
 from runtime.grammar.json_schema.texts.ecma import matches_pattern
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, matches
 
 __all__ = ["ALONE", "DRAFTS", "KEYWORDS", "Unevaluated", "ValidationError", "jsonschema"]
 
 _SLOW = "rfc3987_syntax"
-"""Imported by jsonschema if it is installed, as with Jupyter: it reads a grammar for 2.7 s. Here that waits
-until a format needs it."""
+"""Imported by jsonschema if installed; reads a grammar for 2.7 s, here only when a format needs it."""
 
 
 def _is_valid_syntax(*args: str, **named: str) -> bool:
@@ -115,23 +115,10 @@ def _additional(validator: Any, inner: Any, instance: Any, schema: Any) -> Itera
                 yield ValidationError(f"{name!r}: {error.message}")
 
 
-def _dependencies(validator: Any, named: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, Mapping):
-        return
-    for name, needed in named.items():
-        if name not in instance:
-            continue
-        if isinstance(needed, list):
-            yield from (
-                ValidationError(f"{one!r} is needed by {name!r}") for one in needed if one not in instance
-            )
-        else:
-            yield from validator.descend(instance, needed, schema_path=name)
-
-
 KEYWORDS = {
     "pattern": _pattern, "format": _format, "multipleOf": _multiple_of, "patternProperties": _patterns,
-    "additionalProperties": _additional, "dependencies": _dependencies,
+    "additionalProperties": _additional,
+    "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"],  # which newer drafts lack
 }  # fmt: skip
 
 
@@ -161,12 +148,11 @@ class Unevaluated:
                 yield from _all(validator, value[index], rest, index)
 
     def _members(self, validator: Any, value: Any, schema: Any, *, whole: bool = True) -> set[str | int]:
-        """The names or indices in `value` that `schema`, which takes it, evaluates. whole: its unevaluated*
-        keyword counts."""
+        """What `schema` evaluates in `value`, which it takes. whole: its unevaluated* keyword counts."""
         if not isinstance(schema, Mapping):
             return set()
         members: set[str | int] = set()
-        for word in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for word in REFERENCES:
             if isinstance(schema.get(word), str):
                 there, target = self._refer(validator, word, schema)
                 members |= self._members(there, value, target)

@@ -17,7 +17,7 @@ from typing import Any
 import regex  # type: ignore[import-untyped]
 
 from runtime.grammar.automata.charset import SURROGATES, Ranges, complement, difference, matching, union
-from runtime.grammar.automata.regex_syntax import rust_point
+from runtime.grammar.automata.regex_syntax import NOTHING, char_class, python_point, rust_point
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _DIGIT: Ranges = ((48, 57),)
@@ -33,9 +33,6 @@ _CLASSES = {
 UNSPELLED: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that JSON strings here cannot contain: they have no escape of one letter."""
 
-NO_CHARACTER = r"[^\s\S]"
-"""In Rust's spelling, a class of UNSPELLED characters alone."""
-
 _UNSPELLED = re.compile("[" + "".join(f"\\x{first:02x}-\\x{last:02x}" for first, last in UNSPELLED) + "]")
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
@@ -50,8 +47,7 @@ _PROPERTY = re.compile(r"\{(?:(?:gc|sc|scx|General_Category|Script|Script_Extens
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """An expression in two spellings. `rust` leaves out UNSPELLED characters; None if Rust's crates lack a
-    feature, which `why` names."""
+    """Two spellings. `rust` leaves out UNSPELLED characters; None if a feature is lacking, see `why`."""
 
     python: str
     rust: str | None
@@ -60,8 +56,7 @@ class Spelled:
 
 @lru_cache(maxsize=512)
 def spell(pattern: str) -> Spelled:
-    """Both spellings of `pattern`. Raises BadConstraint (a mistake) or UnsupportedConstraint; `where` is
-    left to the caller."""
+    """Both spellings of `pattern`. Raises BadConstraint or UnsupportedConstraint, without `where`."""
     if len(pattern) > _MAX_PATTERN:
         raise BadConstraint(f"has {len(pattern)} characters; at most {_MAX_PATTERN} are taken")
     spelled = _Speller(pattern).run()
@@ -130,11 +125,11 @@ class _Speller:
 
     def _literal(self, value: int) -> None:
         narrow = difference(_one(value), UNSPELLED)
-        self._put(_python_point(value), _class_of(narrow, _rust_point))
+        self._put(python_point(value), _class_of(narrow, _rust_point))
 
     def _chars(self, ranges: Ranges) -> None:
         narrow = difference(ranges, UNSPELLED)
-        self._put(_class_of(ranges, _python_point), _class_of(narrow, _rust_point))
+        self._put(_class_of(ranges, python_point), _class_of(narrow, _rust_point))
 
     def _brace(self) -> None:
         count = _REPEAT.match(self._text, self._at)
@@ -301,22 +296,15 @@ def _one(member: int | Ranges) -> Ranges:
     return ((member, member),) if isinstance(member, int) else member
 
 
-def _python_point(value: int) -> str:
-    char = chr(value)
-    return char if char.isalnum() and char.isascii() else f"\\U{value:08X}"
-
-
 def _rust_point(value: int) -> str:
-    return NO_CHARACTER if 0xD800 <= value <= 0xDFFF else rust_point(value)  # no text has surrogates
+    return NOTHING if 0xD800 <= value <= 0xDFFF else rust_point(value)  # no text has surrogates
 
 
 def _class_of(ranges: Ranges, point: Callable[[int], str]) -> str:
     kept = difference(ranges, SURROGATES)
-    if not kept:
-        return NO_CHARACTER
     if len(kept) == 1 and kept[0][0] == kept[0][1]:
         return point(kept[0][0])
-    return "[" + "".join(point(a) if a == b else f"{point(a)}-{point(b)}" for a, b in kept) + "]"
+    return char_class(kept, point) if kept else NOTHING
 
 
 @lru_cache(maxsize=64)
@@ -361,6 +349,5 @@ def _searcher(pattern: str) -> Callable[[str], bool]:
 
 
 def matches_pattern(pattern: str, text: str) -> bool:
-    """Whether an ECMA pattern matches somewhere in `text`. Raises BadConstraint if that takes too long, or as
-    spell() does."""
+    """Whether an ECMA pattern matches in `text`. Raises BadConstraint if slow, or as spell() does."""
     return _searcher(pattern)(text)

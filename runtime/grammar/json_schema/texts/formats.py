@@ -52,20 +52,17 @@ _A, _L = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
 _LABEL = rf"(?:{_A}(?:{_L}?{_A})?|{_A}{_L}(?:{_A}|-){_A}|{_A}{_L}(?:{_A}{_L}|-{_A}){_L}{{0,58}}{_A})"
 _HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
 
-_ATEXT = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
 _QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
-_EMAIL = (
-    rf"(?:{_ATEXT}+(?:\.{_ATEXT}+)*|{_QUOTED})@"
-    rf"(?:{_A}(?:{_L}{{0,61}}{_A})?(?:\.{_A}(?:{_L}{{0,61}}{_A})?)*|\[{_IPV4}\]|\[IPv6:{_IPV6}\])"
-)
 _WIDE = r"\x{80}-\x{D7FF}\x{E000}-\x{10FFFF}"
-_IDN_ATEXT = rf"[a-zA-Z0-9!#$%&'*+/=?^_`{{|}}~\-{_WIDE}]"
-_IDN_A = rf"[a-zA-Z0-9{_WIDE}]"
-_IDN_L = rf"[a-zA-Z0-9\-{_WIDE}]"
-_IDN_EMAIL = (
-    rf"(?:{_IDN_ATEXT}+(?:\.{_IDN_ATEXT}+)*|{_QUOTED})@"
-    rf"(?:{_IDN_A}(?:{_IDN_L}{{0,61}}{_IDN_A})?(?:\.{_IDN_A}(?:{_IDN_L}{{0,61}}{_IDN_A})?)*|\[{_IPV4}\]|\[IPv6:{_IPV6}\])"
-)
+
+
+def _email(wide: str) -> str:
+    """RFC 5321, or RFC 6531 with the further characters of `wide`."""
+    char, inner = rf"[a-zA-Z0-9{wide}]", rf"[a-zA-Z0-9\-{wide}]"
+    atext = rf"[a-zA-Z0-9!#$%&'*+/=?^_`{{|}}~\-{wide}]"
+    label = rf"{char}(?:{inner}{{0,61}}{char})?"
+    return rf"(?:{atext}+(?:\.{atext}+)*|{_QUOTED})@(?:{label}(?:\.{label})*|\[{_IPV4}\]|\[IPv6:{_IPV6}\])"
+
 
 _UCS = (
     r"\x{A0}-\x{D7FF}\x{F900}-\x{FDCF}\x{FDF0}-\x{FFEF}"
@@ -100,8 +97,8 @@ FORMATS: dict[str, str] = {
     "time": _TIME,
     "date-time": rf"{_DATE}[tT]{_TIME}",
     "duration": _DURATION,
-    "email": _EMAIL,
-    "idn-email": _IDN_EMAIL,
+    "email": _email(""),
+    "idn-email": _email(_WIDE),
     "hostname": _HOSTNAME,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
@@ -157,20 +154,14 @@ def _leap_date_time(text: str) -> bool:
 
 def _label(label: str, *, ascii_only: bool) -> bool:
     """A label of RFC 5890: letters, digits and hyphens, an A-label, or a U-label."""
-    if label.isascii():
-        if label[:4].lower() != "xn--":
-            return len(label) <= 63 and _compiled("hostname").fullmatch(label) is not None
-        try:
-            return idna.alabel(idna.ulabel(label)).decode() == label.lower()
-        except (idna.IDNAError, UnicodeError):
-            return False
-    if ascii_only:
-        return False
+    if label.isascii() and label[:4].lower() != "xn--":
+        return len(label) <= 63 and _compiled("hostname").fullmatch(label) is not None
     try:
-        idna.alabel(label)
+        if label.isascii():
+            return idna.alabel(idna.ulabel(label)).decode() == label.lower()
+        return not ascii_only and bool(idna.alabel(label))
     except (idna.IDNAError, UnicodeError):
         return False
-    return True
 
 
 def _one_direction(labels: list[str]) -> bool:

@@ -34,8 +34,7 @@ _VALUES = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0, "b": 8}
 
 
 class _Position(NamedTuple):
-    """A position between two atoms. `open`: for each open group, whether it may be repeated; repeats: whether
-    a quantifier may follow here."""
+    """`open`: for each open group, whether it may be repeated; repeats: whether a quantifier may follow."""
 
     at: int = 0
     open: tuple[bool, ...] = ()
@@ -58,14 +57,12 @@ def is_regex(text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _begun(text: str) -> _Position | None:
-    """The position up to which a text that begins with `text` is certain; None if no regular expression
-    begins so."""
+    """The position up to which texts that begin with `text` agree; None: no such text is an expression."""
     return _walk(text, _Position(), len(text) - _AHEAD)
 
 
 def _walk(text: str, position: _Position | None, end: int) -> _Position | None:
-    """Step over the complete atoms that begin before `end`; None for a mistake that no further text
-    corrects."""
+    """Step over the whole atoms that begin before `end`; None for a mistake that no more text corrects."""
     while position is not None and position.at < end:
         after = _class_end(text, position.at) if text[position.at] == "[" else 0
         if after:
