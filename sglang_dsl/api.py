@@ -125,23 +125,24 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
 def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     if type(src) is Discarded:
         added(src, role)
-    begin, end = _ends(role, src)
     kind = type(expr)
-    if kind is str and not (KEPT and marked(cast(str, expr))):
-        return Seq((begin, Text(cast(str, expr), src), end))
     if kind is Gen:
         # gen returns the same node at each pass through a line; so does this.
-        key = (id(begin), id(expr))  # unique as long as the turn is kept
+        key = (role, id(src), id(expr))  # unique as long as the turn is kept
         known = _TURNS.get(key)
-        if known is None or known.nodes[0] is not begin or known.nodes[1] is not expr:
+        if known is None or known.nodes[0].src is not src or known.nodes[1] is not expr:
             if len(_TURNS) >= _MOST_TURNS:
                 _TURNS.clear()
+            begin, end = _ends(role, src)
             known = _TURNS[key] = Seq((begin, cast(Gen, expr), end))
         return known
+    begin, end = _ends(role, src)
+    if kind is str and not (KEPT and marked(cast(str, expr))):
+        return Seq((begin, Text(cast(str, expr), src), end))
     return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
 
 
-_TURNS: dict[tuple[int, int], Seq] = {}
+_TURNS: dict[tuple[str, int, int], Seq] = {}
 _MOST_TURNS = 4096
 
 
