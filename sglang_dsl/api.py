@@ -112,8 +112,8 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
 def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     if type(src) is Discarded:
         added(src, role)
-    begin, end = _ends(role, src)
     kind = type(expr)
+    begin, end = _ends(role, src)
     if kind is str and not (KEPT and marked(cast(str, expr))):
         return Seq((begin, Text(cast(str, expr), src=src), end))
     if kind is Gen:

@@ -191,19 +191,26 @@ class Evaluator:
         streams = self.run.stream
         for node in nodes:
             try:
-                kind = type(node)
-                if kind is Text and KEPT and marked(node.text):
-                    raise BadProgram(
-                        "a formatted text that contains nodes was put into Text(...); add the text itself"
-                    )
-                if kind is Tools:
-                    self._check_tools(node)
+                kind, at = type(node), self.transcript
+                # The two most frequent kinds are not worth another call.
+                if kind is RoleBegin:
+                    at = at.open(node.role)
+                elif kind is RoleEnd:
+                    at = at.close()
                 elif kind is ScopeBegin:
-                    self._scopes = (*self._scopes, (node.name, self.transcript))
+                    self._scopes = (*self._scopes, (node.name, at))
                     continue
                 elif kind is LoopBegin or kind is LoopEnd:
                     continue  # read by the queue
-                self.transcript = at = with_node(self.transcript, node)
+                else:
+                    if kind is Text and KEPT and marked(node.text):
+                        raise BadProgram(
+                            "a formatted text that contains nodes was put into Text(...); add the text itself"
+                        )
+                    if kind is Tools:
+                        self._check_tools(node)
+                    at = with_node(at, node)
+                self.transcript = at
             except Exception as error:  # noqa: BLE001 - raised where it is read
                 self.fail(error, Item(node, getattr(node, "src", None)))
                 return

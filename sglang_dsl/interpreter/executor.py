@@ -137,10 +137,11 @@ class Executor:
             self._role, self._offer = role, offer
             for leaf, item in zip(leaves, items or [None] * len(leaves), strict=True):
                 if item is not None:
-                    for variable in (item.variable, item.reasoning):
-                        # Readers wait for the setter that was queued last.
-                        if variable is not None and variable.name is not None:
-                            self.variables[variable.name] = variable
+                    # Readers wait for the setter that was queued last.
+                    if (variable := item.variable) is not None and variable.name is not None:
+                        self.variables[variable.name] = variable
+                    if (reasoning := item.reasoning) is not None and reasoning.name is not None:
+                        self.variables[reasoning.name] = reasoning
                     self._put(item)
                 elif held_back:
                     self._put(Item(leaf, src))

@@ -34,6 +34,7 @@ from runtime.protocol.registry import near
 from runtime.server.http.ignored import may_ignore
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 SHORT = 16 << 10
 """Bytes of a body that the event loop itself decodes: it can only have few values."""

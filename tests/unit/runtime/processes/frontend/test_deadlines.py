@@ -53,11 +53,10 @@ def sent(tokenizer: Tokenizer, request: GenerateReqInput | EmbeddingReqInput) ->
     )
 
     def ask() -> None:
+        embeds = isinstance(request, EmbeddingReqInput)
+        run = (lambda: asyncio.run(manager.embed(request))) if embeds else partial(manager.generate, request)
         with pytest.raises(EngineDead):
-            if isinstance(request, EmbeddingReqInput):
-                asyncio.run(manager.embed(request))
-            else:
-                manager.generate(request)
+            run()
 
     thread = threading.Thread(target=ask)
     thread.start()
