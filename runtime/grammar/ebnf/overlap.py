@@ -4,81 +4,64 @@ lengthens a text of one within another.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import NamedTuple
 
 from runtime.grammar.automata.automaton import MATCH, START, Meter, Nfa, Subsets, partition
 from runtime.grammar.automata.regex_syntax import Node
 
 
-class Overlap(NamedTuple):
-    """same: some text is both. second, first: the first bytes of characters that lengthen a text of the
-    first terminal within the second one, and a text of the second within the first; as bits."""
-
-    same: bool
-    second: int
-    first: int
-
-
 class Overlaps:
-    """The overlaps of `terminals`, by number: trees without names. One automaton over classes of characters
-    follows them all. Sets of bytes are bits of an int."""
+    """The overlaps of `terminals`, by number: trees without names. One automaton follows them all.
+    Sets of bytes are bits of an int.
+
+    firsts    the first bytes of all texts of each terminal
+    longer    pair of terminals -> the first bytes of characters that lengthen a text of the first within the
+              second
+    """
 
     def __init__(self, terminals: Sequence[Node], meter: Meter) -> None:
-        self._meter = meter
-        nfa = Nfa(meter)
-        starts = [nfa.add(terminal, MATCH) for terminal in terminals]
+        nfa, starts = Nfa(meter), []
+        nfa.sets.append(())  # what the end of a terminal takes
+        owner = [-1]  # of each state of the NFA
+        for number, terminal in enumerate(terminals):
+            starts.append(nfa.add(terminal, nfa.state(0, (MATCH,))))
+            owner += [number] * (len(nfa.char) - len(owner))
         intervals, cells = partition(nfa.sets, meter)
-        self._lead = [0] * len(intervals)
-        for first, last, number in intervals:
-            self._lead[number] |= (2 << _lead_byte(last)) - (1 << _lead_byte(first))
-        self._subsets = Subsets(nfa, cells, intervals, meter, False)
-        self._starts = [self._subsets.number(frozenset((start,)), START) for start in starts]
-        self._rows: dict[int, dict[int, int]] = {}
-        self._met: dict[tuple[int, int], Overlap] = {}
-
-    @cached_property
-    def firsts(self) -> list[int]:
-        """The first bytes of all texts of each terminal."""
-        return [self._bytes(start) for start in self._starts]
+        lead = [0] * len(intervals)
+        for first, last, cell in intervals:
+            lead[cell] |= (2 << _lead_byte(last)) - (1 << _lead_byte(first))
+        bytes_of = [union_of(lead, sum(1 << cell for cell in some)) for some in cells]
+        self._begins: list[set[int]] = [set() for _ in terminals]  # with which classes of characters
+        self.firsts = [0] * len(terminals)
+        self.longer: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._same: set[tuple[int, int]] = set()
+        subsets = Subsets(nfa, cells, intervals, meter, False)
+        state = subsets.number(frozenset(starts), START)
+        while state < subsets.count:
+            members = subsets.key(state)[0]
+            ended = [owner[one] for one in members if not nfa.char[one]]
+            going: defaultdict[int, int] = defaultdict(int)
+            for one in members:
+                going[owner[one]] |= bytes_of[nfa.char[one]]
+                if state == 0:
+                    self._begins[owner[one]] |= cells[nfa.char[one]]
+                    self.firsts[owner[one]] |= bytes_of[nfa.char[one]]
+            for first in ended:
+                self._same.update((first, second) for second in ended)
+                for second, bytes_ in going.items():
+                    self.longer[first, second] |= bytes_
+            meter.spend(len(ended) * (len(ended) + len(going)))
+            subsets.expand(state)  # which enters the states after it
+            state += 1
 
     def alike(self, one: int, other: int) -> bool:
         """Whether some texts of the two begin with the same character."""
-        rows = self._row(self._starts[one]), self._row(self._starts[other])
-        return not rows[0].keys().isdisjoint(rows[1])
+        return not self._begins[one].isdisjoint(self._begins[other])
 
-    def meet(self, one: int, other: int) -> Overlap:
-        if (one, other) not in self._met:
-            self._met[one, other] = self._compare(self._starts[one], self._starts[other])
-        return self._met[one, other]
-
-    def _compare(self, one: int, other: int) -> Overlap:
-        same, longer, lengthened = False, 0, 0
-        queue = [(one, other)]
-        met = set(queue)
-        for first, second in queue:  # the states of both after the same text
-            whole = self._subsets.accepts(first), self._subsets.accepts(second)
-            same |= all(whole)
-            longer |= self._bytes(second) if whole[0] else 0
-            lengthened |= self._bytes(first) if whole[1] else 0
-            ahead, behind = self._row(first), self._row(second)
-            after = {(ahead[kind], behind[kind]) for kind in ahead.keys() & behind.keys()} - met
-            self._meter.spend(1 + len(after))
-            met |= after
-            queue += after
-        return Overlap(same, longer, lengthened)
-
-    def _row(self, state: int) -> dict[int, int]:
-        """The state after each class of characters that may follow."""
-        if state not in self._rows:
-            row = self._subsets.expand(state)
-            self._rows[state] = {kind: after for classes, after in row for kind in classes.tolist()}
-        return self._rows[state]
-
-    def _bytes(self, state: int) -> int:
-        """The first bytes of the characters that may follow."""
-        return union_of(self._lead, sum(1 << kind for kind in self._row(state)))
+    def same(self, one: int, other: int) -> bool:
+        """Whether some text is both."""
+        return (one, other) in self._same
 
 
 def _lead_byte(point: int) -> int:

@@ -150,8 +150,7 @@ def _clashing(split: Split, meter: Meter) -> set[Node]:
     behind = [union_of(overlaps.firsts, after) for after in follow.after]
     clashing: set[Node] = set()
     for one, other in _together(follow, overlaps, meter):
-        met = overlaps.meet(one, other)
-        if met.second & behind[one] or met.first & behind[other]:
+        if overlaps.longer[one, other] & behind[one] or overlaps.longer[other, one] & behind[other]:
             bodies = [rules[terminals[number]] for number in (one, other)]
             clashing |= {body for body in bodies if not isinstance(body, Chars)}
     return clashing
@@ -175,7 +174,7 @@ def _together(follow: _Following, overlaps: Overlaps, meter: Meter) -> set[tuple
     for after in {follow.start, *follow.after}:
         enter(after, after)
     for one, other in queue:
-        if one != other and overlaps.meet(one, other).same:
+        if one != other and overlaps.same(one, other):
             enter(follow.after[one], follow.after[other])
     return pairs
 
