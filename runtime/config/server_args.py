@@ -19,10 +19,11 @@ class ServerArgs(Mapping[str, Any]):
     `Engine(**args.of_engine())` those of an engine. Raises BadRequest for an unknown or invalid option."""
 
     def __init__(self, model_path: str = "pocket", **options: Any) -> None:
-        converted = runtime_options(options, str(model_path))
-        self._passed: dict[str, Any] = {"model_path": str(model_path), **converted}
+        converted = dict(runtime_options(options, str(model_path)))
+        model = str(converted.pop("model", model_path))
+        self._passed: dict[str, Any] = {"model_path": model, **converted}
         self._read: dict[str, Any] = {}
-        left = {"model": str(model_path), **converted}
+        left = {"model": model, **converted}
         for _, config in GROUPS:
             names = {one.name for one in options_of(config)}
             values = read(config, {name: left.pop(name) for name in names & left.keys()}, "ServerArgs")
