@@ -163,8 +163,8 @@ class TorchViews(Attention[HeadMajorPool]):
         kv_heads, _, group, dim = q.shape
         picked = q[:, part.queries] if isinstance(part.queries, slice) else q.index_select(1, part.queries)
         if part.keys is None:
-            own = new[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
-            out, lse = self._product(picked.transpose(1, 2), own[:kv_heads], own[kv_heads:], True, None)
+            pair = new[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+            out, lse = self._product(picked.transpose(1, 2), pair[:kv_heads], pair[kv_heads:], True, None)
             return out.transpose(1, 2), lse.transpose(1, 2)
         k, v = self._read(layer, part.keys, part.batch)
         rows = picked.shape[1] // part.batch

@@ -19,10 +19,11 @@ class ServerArgs(Mapping[str, Any]):
     `Engine(**args.of_engine())` those of an engine. Raises BadRequest for an unknown or invalid option."""
 
     def __init__(self, model_path: str = "pocket", **options: Any) -> None:
-        given = runtime_options(options, str(model_path))
-        self._given: dict[str, Any] = {"model_path": str(model_path), **given}
+        converted = dict(runtime_options(options, str(model_path)))
+        model = str(converted.pop("model", model_path))
+        self._passed: dict[str, Any] = {"model_path": model, **converted}
         self._read: dict[str, Any] = {}
-        left = {"model": str(model_path), **given}
+        left = {"model": model, **converted}
         for _, config in GROUPS:
             names = {one.name for one in options_of(config)}
             values = read(config, {name: left.pop(name) for name in names & left.keys()}, "ServerArgs")
@@ -32,12 +33,12 @@ class ServerArgs(Mapping[str, Any]):
 
     @property
     def model_path(self) -> str:
-        return str(self._given["model_path"])
+        return str(self._passed["model_path"])
 
     def of_engine(self) -> dict[str, Any]:
         """The given options of an Engine."""
         names = {"model_path", *(one.name for one in options_of(EngineConfig))}
-        return {name: value for name, value in self._given.items() if name in names}
+        return {name: value for name, value in self._passed.items() if name in names}
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
@@ -54,13 +55,13 @@ class ServerArgs(Mapping[str, Any]):
     # -- the given options as a mapping ---------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        return self._given[name]
+        return self._passed[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
+        return iter(self._passed)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._passed)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -70,5 +71,5 @@ class ServerArgs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         secret = {one.name for _, config in GROUPS for one in options_of(config) if one.metadata["secret"]}
-        shown = (f"{name}={'...' if name in secret else repr(value)}" for name, value in self._given.items())
+        shown = (f"{name}={'...' if name in secret else repr(value)}" for name, value in self._passed.items())
         return f"ServerArgs({', '.join(shown)})"

@@ -32,13 +32,9 @@ ROWS = 256
 
 
 class DraftingRunner:
-    """Implements runtime.plan.Runner. The small model computes in finish(): the next plan needs its guesses,
-    and only then is it known which tokens they follow.
-
-    most         the most guesses that a row may ask for; there are scratch slots for `rows` of them
-    positions    the small model's maximum sequence length; longer ones get no guesses
-    draft_path   the path of the small model's weights
-    """
+    """Implements runtime.plan.Runner. The small model computes in finish(): only then is it known which
+    tokens its guesses follow. most: guesses of a row; there are scratch slots for `rows` of them. positions:
+    the small model's maximum sequence length; longer ones get no guesses."""
 
     def __init__(
         self,

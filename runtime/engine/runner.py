@@ -112,14 +112,10 @@ class Here(Executor):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
-    """The outputs of the forward pass for sampling: the hidden states of the sampled rows [sampled,
-    hidden_size], the scores and hidden states [shown, hidden_size] that the plan asked for, and the drafts'
-    hidden states [drafts, hidden_size].
-
-    expanded: the sampled rows, followed by a row for each draft (see with_draft_rows). logits: of all of
-    these; None if masks will follow, which may make most of them unnecessary. hidden_s: seconds until the
-    hidden states were there.
-    """
+    """Hidden states of the sampled rows [sampled, hidden_size], after their drafts [drafts, hidden_size] and
+    those that the plan asked for, with the scores. expanded: the sampled rows, followed by a row for each
+    draft. logits: of these; None if masks will follow. hidden_s: seconds until the hidden states were
+    there."""
 
     last: Tensor
     logits: Logits | None

@@ -112,12 +112,8 @@ class Decoder:
         embedded: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """ids [tokens], positions [tokens] or [3, tokens] (see Rotary) -> the last layer's normalised output
-        [output_indices or tokens, hidden].
-
-        `output_indices`: the tokens whose output is needed; the others still write their keys and values.
-        `embedded`: indices of tokens that stand for other inputs, and the embeddings of these [indices,
-        hidden].
-        """
+        [output_indices or tokens, hidden]. output_indices: the tokens whose output is needed. embedded:
+        indices of tokens that stand for other inputs, and the embeddings of these [indices, hidden]."""
         native = self._native if embedded is None and positions.dim() == 1 else None
         if native is not None and isinstance(attend, NativeStep) and len(ids) <= native.most:
             result = native(ids, positions, attend)

@@ -69,11 +69,11 @@ class RowSampler:
         then: Then | None,
     ) -> list[tuple[Sample, ...] | str]:
         """The result of each sampled row, or an error message: a sample, and one more after each draft that
-        equals the sample before, as far as its masks go. All ranks compute the same, whatever rank 0 draws.
+        equals the sample before, as far as its masks go. All ranks compute the same.
 
         last [rows, hidden], drafts [drafts, hidden]: hidden states of the rows and after their drafts.
-        expanded: the rows for both, see with_draft_rows(). known: their logits, if already computed. mine:
-        masks by row. then: called after the draws.
+        expanded: the rows for both. known: their logits, if already computed. mine: masks by row. then:
+        called after the draws.
         """
         rows = expanded[: len(last)]
         if len(expanded) == len(rows):

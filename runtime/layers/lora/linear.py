@@ -39,14 +39,9 @@ class Stretch(NamedTuple):
 
 
 class ActiveAdapters:
-    """The adapters of the current pass. All matrices of a model share one object, which changes between
-    passes.
-
-    tokens     number of tokens in the pass; 0: it uses no adapter
-    stretches  its tokens that have adapters: separate stretches if they are long, as prompts are, else all
-               tokens as one
-    bits       one bit for each slot in use
-    """
+    """The adapters of the current pass: one object for all matrices of a model, changed between passes.
+    tokens: in the pass; 0: it uses no adapter. stretches: of tokens with adapters, separate if they are long,
+    as prompts are, else all tokens as one. bits: one for each slot in use."""
 
     __slots__ = ("bits", "stretches", "tokens")
 
