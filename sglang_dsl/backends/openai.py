@@ -62,11 +62,8 @@ class OpenAI(ApiBackend):
                        "max_tokens"; only this one is sent
     max_retries        how often a request is sent again that was not started (no connection, 429, 503)
 
-    token_usage counts what was charged.
-
     Constraints become structured output where a JSON schema can express them (json_schema, choices, the
-    dtypes). The schema is strict if the API's strict mode supports it. Otherwise the reply is requested as
-    JSON and checked here, which needs jsonschema.
+    dtypes). A schema that the API's strict mode does not support is checked here, which needs jsonschema.
 
     A choice is one reply held to the options, at the temperature of the select. With the extension "choices"
     (the bundled server's POST /generate) the options are measured by their log-probabilities.

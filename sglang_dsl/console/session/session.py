@@ -45,15 +45,8 @@ SETTLE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell that was run.
-
-    before   the state before it
-    calls    the range of its calls in the ledger
-    fresh    whether it began a new conversation
-    changed  whether it changed the state
-    stopped  whether the user stopped it
-    forks    the forks with new text in it
-    """
+    """A cell that was run. `calls`: their range in the ledger; `fresh`: it began a new conversation;
+    `changed`: it changed the state; `forks`: those with new text."""
 
     code: str
     before: Checkpoint
@@ -67,14 +60,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a cell.
-
-    value    of its last expression
-    error    what it failed with; the state is as before it
-    stopped  whether the user stopped it
-    kept     of a stopped cell, whether its text so far stays
-    invalid  errors of texts that are not values of their type; they stay
-    """
+    """The result of a cell. `error`: the state is as before it; `kept`: whether the text of a stopped cell
+    stays; `invalid`: errors of texts that are not values of their type, which stay."""
 
     value: Any = None
     error: BaseException | None = None
