@@ -50,7 +50,8 @@ class KeywordRules:
 
     def lower(self) -> Lowered:
         done = self._skipped() if self._relaxation.siblings else set()
-        for word in self._node:  # in the order written, which decides the order of properties
+        # In the order written, which decides the order of properties; what only adds to them comes last.
+        for word in sorted(self._node, key=("propertyNames", "unevaluatedProperties").__contains__):
             rule = _RULES.get(word)
             if rule is None or rule in done or not known(word, self._document.draft):
                 continue
