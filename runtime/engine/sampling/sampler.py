@@ -186,7 +186,7 @@ class Sampler:
         faults = self._process(scores, rows)
         masked = [index for index, mask in enumerate(masks) if mask is not None]
         if masked:
-            bits = [mask.bits for mask in masks if mask is not None]
+            bits = [_bits_of(mask, scores.shape[1]) for mask in masks if mask is not None]
             forbidden = self._forbidden.fill(bits, scores.shape[1], scores.device)
             if len(masked) == len(rows):
                 scores.masked_fill_(forbidden, -math.inf)
@@ -228,6 +228,17 @@ class Sampler:
         if bool((processed.isnan() | (processed == math.inf)).any()):
             raise ValueError("it returned NaN or infinity")
         return processed.to(logits)
+
+
+def _bits_of(mask: TokenMask, vocab: int) -> npt.NDArray[np.uint32]:
+    """Its bits; a mask from another process may have only its list of ids."""
+    bits: npt.NDArray[np.uint32] | None = mask.bits
+    if bits is None:
+        assert mask.allowed is not None
+        allowed = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
+        allowed[mask.allowed[mask.allowed < vocab]] = 1
+        bits = np.packbits(allowed, bitorder="little").view(np.uint32)
+    return bits
 
 
 class Unsampled(Sampler):
