@@ -52,6 +52,7 @@ def _spelled(action: argparse.Action) -> str:
 
 def _options(parser: argparse.ArgumentParser) -> str:
     """The options of a parser by its groups; what --help hides is left out."""
+    parser.format_help()  # help texts are read when they are shown
     out = []
     for group in parser._action_groups:
         rows = [

@@ -113,17 +113,29 @@ def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     if type(src) is Discarded:
         added(src, role)
     kind = type(expr)
+    if kind is Gen:
+        # gen returns the same node at each pass through a line; so does this, in a twentieth of a gen's time.
+        key = (role, id(src), id(expr))  # unique as long as the turn is kept
+        known = _TURNS.get(key)
+        if known is None or known.nodes[0].src is not src or known.nodes[1] is not expr:
+            if len(_TURNS) >= _MOST_TURNS:
+                _TURNS.clear()
+            begin, end = _ends(role, src)
+            known = _TURNS[key] = Seq((begin, cast(Gen, expr), end))
+        return known
     begin, end = _ends(role, src)
     if kind is str and not (KEPT and marked(cast(str, expr))):
         return Seq((begin, Text(cast(str, expr), src=src), end))
-    if kind is Gen:
-        return Seq((begin, cast(Gen, expr), end))
     return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
+
+
+_TURNS: dict[tuple[str, int, int], Seq] = {}
+_MOST_TURNS = 4096
 
 
 @functools.lru_cache(maxsize=4096)
 def _ends(role: str, src: Source | None) -> tuple[RoleBegin, RoleEnd]:
-    """Where a turn begins and ends: the same at each pass through the same line."""
+    """The nodes that open and close a turn. One pair per line of the program, however often it runs."""
     return RoleBegin(role, src=src), RoleEnd(role, src=src)
 
 

@@ -258,7 +258,9 @@ def parts_of(
     shown = scored + sum(batch.shown)
     scales = scaled and batch.score_requests
     temperatures = temperatures_of_scores(batch.plan.rows, hidden.device) if scales else None
-    scores = scores_of(hidden[count:scored], batch.targets, batch.score_requests, logits, vocab, temperatures)
+    scores = Scores(hidden.new_empty(0, dtype=torch.float32), [], [])
+    if wanted := batch.score_requests:
+        scores = scores_of(hidden[count:scored], batch.targets, wanted, logits, vocab, temperatures)
     return hidden[:count], scores, hidden[scored:shown].float(), hidden[shown:]
 
 

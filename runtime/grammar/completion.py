@@ -58,7 +58,7 @@ Steps: TypeAlias = Generator[None, None, Result]
 
 
 def at_once(steps: Steps[Result]) -> Result:
-    """Run all pieces."""
+    """Run all steps and return the result."""
     while True:
         try:
             next(steps)

@@ -84,7 +84,7 @@ class Launch(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, head_dim: int, dtype: torch.dtype) -> Launch:
-        """The fastest on an H100 among those that fit into shared memory."""
+        """The settings that are fastest on an H100 and fit into its shared memory."""
         block = max(16, power_of_two(head_dim))
         if dtype == torch.float32:  # no tensor cores: products are unrolled, and slow to compile
             return cls(32 if rows <= 16 else 16, 8 if rows * block >= 1 << 13 else 4, 1)

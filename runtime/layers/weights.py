@@ -165,7 +165,7 @@ class Checkpoint:
         return self._read(name, shape, (slice(entry, entry + 1), *parts), types)[0]
 
     def _read(self, name: str, shape: Shape, part: tuple[slice, ...] | None, types: Types) -> Tensor:
-        """part: a slice per dimension; None: everything."""
+        """One tensor of the checkpoint. part: a slice per dimension; None: all of it."""
         file, path = self._file_of.get(name), self.path_of(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))

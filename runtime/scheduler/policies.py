@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from runtime.cache.radix import NoCache, RadixCache
 from runtime.protocol.registry import Registry
 from runtime.scheduler.requests.request import Request
@@ -32,28 +34,24 @@ class Moment:
     tick = 0
 
 
-class Candidate:
+class Candidate(msgspec.Struct, eq=False):
     """A waiting request as policies see it. What it reports of the cache may be REFRESH ticks old: only an
     order depends on it. arrival: its number in the order of arrival. new_tokens: that it may generate."""
 
-    __slots__ = (
-        "_looked", "_matched", "_now", "_trail", "arrival", "flow", "new_tokens", "priority", "request",
-    )  # fmt: skip
-
-    def __init__(self, request: Request, now: Moment) -> None:
-        self.request = request
-        self.arrival = request.arrival
-        self.priority, self.flow = request.source.priority, request.source.flow
-        self.new_tokens = request.remaining
-        self._now = now
-        self._matched = 0
-        self._trail: tuple[int, ...] = ()
-        self._looked = -REFRESH
+    request: Request
+    now: Moment
+    arrival: int
+    priority: int
+    flow: str | None
+    new_tokens: int
+    _matched: int = 0
+    _trail: tuple[int, ...] = ()
+    _looked: int = -REFRESH
 
     @property
     def waited(self) -> int:
         """Scheduler ticks since it could have been admitted."""
-        return self._now.tick - self.request.timing.queued_tick
+        return self.now.tick - self.request.timing.queued_tick
 
     @property
     def cost(self) -> int:
@@ -73,7 +71,7 @@ class Candidate:
         return self._trail
 
     def _look(self) -> None:
-        now, request = self._now, self.request
+        now, request = self.now, self.request
         if now.tick - self._looked >= REFRESH:
             self._looked = now.tick
             prefix = request.tokens[: request.matchable]

@@ -176,8 +176,11 @@ class WaitingQueue:
         return len(self._front)
 
     def add(self, request: Request) -> None:
-        self._queue[request.seq] = Candidate(request, self._now)
-        self.flows.came(request.source.flow)
+        source = request.source
+        self._queue[request.seq] = Candidate(
+            request, self._now, request.arrival, source.priority, source.flow, request.remaining
+        )
+        self.flows.came(source.flow)
 
     def put_back(self, request: Request) -> None:
         self._front = {request.seq: request, **self._front}

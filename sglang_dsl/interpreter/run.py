@@ -424,7 +424,7 @@ class Item(msgspec.Struct, eq=False, gc=False):
 
 
 class EvaluatorState(Protocol):
-    """A state's Evaluator, for the modules that it calls."""
+    """The parts of an Evaluator that the modules it calls may use."""
 
     run: RunInfo
     transcript: Transcript

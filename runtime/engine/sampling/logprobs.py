@@ -56,8 +56,6 @@ def scores_of(
 ) -> Scores:
     """hidden [n, hidden_size], targets [n]; the requests' lengths add up to n. temperatures [n, 1]; None:
     1."""
-    if not requests:
-        return Scores(hidden.new_empty(0, dtype=torch.float32), [], [])
     size = max(1, CHUNK_BYTES // (4 * vocab))
     values: list[Tensor] = []
     tops: list[Pairs] = []

@@ -155,7 +155,7 @@ def every(width: int) -> Columns:
 
 
 def listed(lists: Sequence[npt.NDArray[Any]]) -> Columns:
-    """Scores whose row `row` has the columns lists[row], ascending ids."""
+    """For scores of listed tokens only: column i of a row is the token lists[row][i], in ascending order."""
 
     def columns(row: int, ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:
         mine = lists[row]

@@ -66,7 +66,7 @@ class NamedCalls(WrittenCalls):
         return mark in spelled(self.opener)
 
     def one(self, reader: Reader, calls: CallSink) -> Reading[None]:
-        """A call, after its opener."""
+        """Read one call; its opening mark has been read."""
         if self.before:
             yield from reader.expect(*spelled(self.before))
         after = spelled(self.after.strip())

@@ -123,7 +123,7 @@ def _is_known_format(node: Mapping[str, Any]) -> bool:
 
 
 def _unkept(document: SchemaDocument, path: SchemaPath, node: Mapping[str, Any]) -> Iterator[str]:
-    """The keywords of one schema object that the library does not keep."""
+    """The keywords of one schema object that XGrammar does not enforce."""
     if "$ref" in node and not (_POINTER.fullmatch(node["$ref"]) and document.targets[path]):
         yield f"$ref {node['$ref']!r}"
     keywords = [word for word in node if word in KEYWORDS or word in UNKEPT or word in _ALONE]

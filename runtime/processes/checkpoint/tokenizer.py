@@ -233,7 +233,7 @@ class Tokenizer:
         return sum(token in self._control for token in ids) <= written
 
     def _marked(self, text: str) -> list[int]:
-        """Ids of `text` with control ids only where they are written."""
+        """Ids of `text`. A control token gets its control id; no other text does."""
         ids: list[int] = []
         at = 0
         for mark in self._marks.finditer(text) if self._marks is not None else ():

@@ -154,7 +154,8 @@ class SchedulerProcess:
         else:
             self._vectors.live[rid] = request
         try:
-            self._verbs.check_awake()
+            if self._verbs.asleep:
+                self._verbs.check_awake()
             if isinstance(request, TokenizedGenerateReqInput):
                 self._scheduler.add(request)
             else:
@@ -199,7 +200,7 @@ class SchedulerProcess:
             self._awaited_s = 0.0
             return 0.0
         if not self._scheduler.busy or self._scheduler.paused is not None:
-            if self._verbs.waits_for(PrecompileReq):
+            if self._verbs.waiting and self._verbs.waits_for(PrecompileReq):
                 return LOOK_S
             return PAUSED_S if self._scheduler.busy else IDLE_S
         if self._scheduler.running:

@@ -103,6 +103,8 @@ class Verbs:
         self._path, self._shared = path, shared
         self._released: set[MemoryPart] = set()
         self._release_until: float | None = None  # a release waits for requests to end
+        self.asleep = False
+        """Whether new requests are refused, as memory was given back or soon will be."""
         self._paused_before: PauseMode | None = None  # how the scheduler was, before weights were changed
         self.waiting: list[Waiting] = []
         """Verbs to be answered by `answer_due`."""
@@ -130,11 +132,6 @@ class Verbs:
     def waits_for(self, kind: type[SingleReq]) -> bool:
         """Whether a verb of this kind waits."""
         return any(isinstance(one.request, kind) for one in self.waiting)
-
-    @property
-    def asleep(self) -> bool:
-        """Whether new requests are refused, as memory was given back or soon will be."""
-        return bool(self._released) or self._release_until is not None
 
     def check_awake(self) -> None:
         """Raise NotReady if nothing can be computed, or soon cannot."""
@@ -244,7 +241,7 @@ class Verbs:
             raise BadRequest("random weights (load_format dummy) can be read nowhere again", where="tags")
         if self._release_until is not None:
             raise BadRequest("is being released already", where="tags")
-        self._release_until = self._clock() + max(0.0, request.timeout_s)
+        self._release_until, self.asleep = self._clock() + max(0.0, request.timeout_s), True
         if request.abort:
             scheduler.abort(None, message="the model goes to sleep")
         self.waiting.append(Waiting(request, self._can_release, partial(self._release, request.parts)))
@@ -256,6 +253,7 @@ class Verbs:
         for part in sorted({*request.parts} & self._released, reverse=True):
             cast(Runner, self._runner).restore_memory((part,), self._path or "")
             self._released.discard(part)
+        self.asleep = bool(self._released) or self._release_until is not None
         return {"released": sorted(self._released)}
 
     def health(self, _: control.HealthReq) -> Data:
@@ -295,13 +293,14 @@ class Verbs:
         return not in_flight
 
     def _release(self, parts: tuple[MemoryPart, ...]) -> Data:
-        self._release_until = None
+        self._release_until, self.asleep = None, bool(self._released)
         if self._scheduler.busy:
             raise DeadlineExceeded("requests are not finished", hint="wait longer, or abort them")
         if not self._scheduler.flush_cache():
             raise InternalFault("some of the KV cache is still in use", where="tags")
         cast(Runner, self._runner).release_memory(parts)
         self._released |= {*parts}
+        self.asleep = True
         return {"released": sorted(self._released)}
 
     def _on_runner(self, verb: Verb, request: SingleReq) -> Data:

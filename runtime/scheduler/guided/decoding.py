@@ -154,7 +154,8 @@ class GuidedDecoding:
         return self._beside(running) and self._throttle.skip()
 
     def _beside(self, requests: Sequence[Request]) -> bool:
-        """Whether the constrained ones among `requests` should not keep the others waiting."""
+        """Whether masks are filled only while the model computes: with few constrained requests among many
+        free ones, the free ones must not wait for masks."""
         if not self.overlapped:
             return False
         bound = sum([request.guide is not None for request in requests])

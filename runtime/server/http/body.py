@@ -314,7 +314,7 @@ _ANYTHING = (msgspec.inspect.AnyType, msgspec.inspect.RawType)
 
 
 def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
-    """The types of a value, and of a list's items."""
+    """The types that a value may have; of a list, also the structs that its items may be."""
     match kind:
         case msgspec.inspect.UnionType():
             return [each for one in kind.types for each in _alternatives(one)]

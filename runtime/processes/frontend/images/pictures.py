@@ -55,7 +55,7 @@ class PictureReader:
         self.decoded = 0
 
     def read(self, images: Sequence[ImageData], most_tokens: int) -> list[Picture]:
-        """The pictures in order, with at most so many tokens. Raises BadRequest naming the wrong one."""
+        """Decode the images, in order. Raises BadRequest: one is wrong, or all exceed `most_tokens`."""
         if len(images) > self._options.max_images:
             raise BadRequest(
                 f"the request has {len(images)} images; at most {self._options.max_images} are allowed",
