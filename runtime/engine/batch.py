@@ -259,8 +259,8 @@ def parts_of(
     scales = scaled and batch.score_requests
     temperatures = temperatures_of_scores(batch.plan.rows, hidden.device) if scales else None
     scores = Scores(hidden.new_empty(0, dtype=torch.float32), [], [])
-    if wanted := batch.score_requests:
-        scores = scores_of(hidden[count:scored], batch.targets, wanted, logits, vocab, temperatures)
+    if requests := batch.score_requests:
+        scores = scores_of(hidden[count:scored], batch.targets, requests, logits, vocab, temperatures)
     return hidden[:count], scores, hidden[scored:shown].float(), hidden[shown:]
 
 

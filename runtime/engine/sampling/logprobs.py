@@ -54,8 +54,8 @@ def scores_of(
     vocab: int,
     temperatures: Tensor | None = None,
 ) -> Scores:
-    """hidden [n, hidden_size], targets [n]; the requests' lengths add up to n. temperatures [n, 1]; None:
-    1."""
+    """hidden [n, hidden_size], targets [n]; the lengths of the requests, at least one, add up to n.
+    temperatures [n, 1]; None: 1."""
     size = max(1, CHUNK_BYTES // (4 * vocab))
     values: list[Tensor] = []
     tops: list[Pairs] = []

@@ -35,6 +35,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
         st.tuples(
             st.integers(1, 9), st.integers(0, VOCAB + 5), st.lists(st.integers(0, VOCAB - 1), max_size=4)
         ),
+        min_size=1,
         max_size=5,
     ),
     st.integers(1, 40),
