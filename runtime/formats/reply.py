@@ -139,10 +139,11 @@ class ReplyParser:
         if reasoning:
             self._reasoning.append(reasoning)
             self._held_reasoning.append(reasoning)
-        complete = ended or any(not isinstance(one, ContentDelta) or one.text for one in events)
-        if self._held_reasoning and (complete or not self._held):
-            events = [ReasoningDelta("".join(self._held_reasoning)), *events]
-            self._held_reasoning.clear()
+        if self._held_reasoning:
+            complete = ended or any(not isinstance(one, ContentDelta) or one.text for one in events)
+            if complete or not self._held:
+                events = [ReasoningDelta("".join(self._held_reasoning)), *events]
+                self._held_reasoning.clear()
         self.events = events
 
     @property

@@ -137,14 +137,16 @@ class RequestState:
                 before = part.total
                 part.add(output)
                 count = part.total - before
+                ended = output.finish is not None
             else:
-                self.vector = output
-            if output.finish is not None or isinstance(output, EmbeddingOutput):
+                self.vector, ended = output, True
+            if ended:
                 self.open.discard(output.rid)
             if output.finish is not None and output.finish.type == "abort" and self.fault is None:
                 self.fault = _fault_of(output, self.rid)
             self._changed = True
-            ends, self._ended = self.done and not self._ended, self._ended or self.done
+            done = self.done
+            ends, self._ended = done and not self._ended, self._ended or done
         if count > 0:
             self._observe_tokens(count)
             if self.client is not ANYONE:
@@ -209,8 +211,7 @@ class RequestState:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def _answer(self, part: OutputAccumulator) -> OutputDelta:
-        request = self.request
-        assert isinstance(request, SingleGenerateReq)
+        request: Any = self.request  # a SingleGenerateReq; this runs once per token
         meta: dict[str, Any] = {
             "id": self.rid,
             "finish_reason": part.finish_reason(),
